@@ -1,0 +1,60 @@
+"""tilefold: say how a score is made and how each row of scores is reduced; the [N, K] scores are never written to memory."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    **dict.fromkeys(("Scores", "col_index", "debug", "fold", "mask", "outer", "row_index", "scores", "stream"), "scores"),
+    **dict.fromkeys(("attention", "contrastive_loss", "cross_entropy", "knn", "linear_cross_entropy", "sample"), "ops"),
+    **dict.fromkeys(
+        "ArgMax ArgMin BottomK Count Fold Gather LogSumExp Max Mean Min Sample SoftmaxSum Sum TopK Variance WeightedSum".split(), "folds"
+    ),
+    "register": "folds",
+    "backend": "execute.backend",
+    "explain": "explain",
+}
+__all__ = sorted([*_HOME, "errors"])
+
+if TYPE_CHECKING:
+    from . import errors
+    from .execute.backend import backend
+    from .explain import explain
+    from .folds import (
+        ArgMax,
+        ArgMin,
+        BottomK,
+        Count,
+        Fold,
+        Gather,
+        LogSumExp,
+        Max,
+        Mean,
+        Min,
+        Sample,
+        SoftmaxSum,
+        Sum,
+        TopK,
+        Variance,
+        WeightedSum,
+        register,
+    )
+    from .ops import attention, contrastive_loss, cross_entropy, knn, linear_cross_entropy, sample
+    from .scores import Scores, col_index, debug, fold, mask, outer, row_index, scores, stream
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module(".errors", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module 'tilefold' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

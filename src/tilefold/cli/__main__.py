@@ -1,0 +1,3 @@
+from tilefold.cli import main
+
+main(prog_name="tilefold")

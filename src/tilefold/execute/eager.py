@@ -1,0 +1,569 @@
+"""A Program run tile by tile in PyTorch, on any device: the default on a CPU and the semantics that every executor is checked against.
+
+A tile of scores and its temporaries stay in the cache. What varies only with the row is computed once per row tile, what varies with
+nothing once. Outputs per row keep a state per row tile; sums per column go to their accumulator tile by tile, so that
+a backward pass evaluates each score once for both sides.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import folds
+from ..program import Const, Data, Expr, Index, Leaf, Mask, Op, Program, Size, walk
+
+# pointwise functions; those with out=True may write over a dying argument
+TORCH: dict[str, tuple[Callable[..., Tensor], bool]] = {
+    **{
+        name: (getattr(torch, torch_name), True)
+        for name, torch_name in {
+            "add": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow", "maximum": "maximum", "minimum": "minimum",
+            "neg": "neg", "abs": "abs", "square": "square", "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2",
+            "log1p": "log1p", "expm1": "expm1", "sqrt": "sqrt", "rsqrt": "rsqrt", "reciprocal": "reciprocal",
+            "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf", "sin": "sin", "cos": "cos", "sign": "sign",
+        }.items()
+    },
+    **{
+        name: (getattr(torch, torch_name), False)
+        for name, torch_name in {
+            "relu": "relu", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+            "and": "logical_and", "or": "logical_or", "xor": "logical_xor", "not": "logical_not",
+            "isnan": "isnan", "isinf": "isinf", "where": "where",
+        }.items()
+    },
+    "floordiv": (lambda a, b: torch.div(a, b, rounding_mode="floor"), False),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One node: `fn` of the slots `args`, into slot `out`; `reuse` is the argument whose tile may be overwritten."""
+
+    node: Expr
+    out: int
+    fn: Callable[..., Any] | None
+    args: tuple[int, ...]
+    reuse: int | None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The nodes of a Program in order, sorted by what they vary with."""
+
+    count: int
+    fixed: tuple[_Step, ...]
+    per_row: tuple[_Step, ...]
+    per_col: tuple[_Step, ...]
+    per_tile: tuple[_Step, ...]
+    roots: tuple[int, ...]
+    owned: tuple[bool, ...]
+    lo: int | None
+    hi: int | None
+    test: int | None
+    folds: tuple[folds.Fold, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(program: Program) -> _Plan:
+    nodes = list(walk(*program.roots()))
+    slot = {n: i for i, n in enumerate(nodes)}
+    roots = tuple(slot[o.expr] for o in program.outputs)
+    mask = program.mask or Mask()
+    pinned = {slot[e] for e in mask.roots}
+    last: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        for a in node.args:
+            last[slot[a]] = i
+    tile = frozenset(("row", "col"))
+
+    def temporary(i: int) -> bool:
+        # a tile that this pass made itself, float, and nobody reads again
+        n = nodes[i]
+        return n.varies == tile and n.type == "float" and isinstance(n, (Op, Leaf)) and i not in pinned
+
+    groups: dict[frozenset[str], list[_Step]] = {frozenset(): [], frozenset(("row",)): [], frozenset(("col",)): [], tile: []}
+    for i, node in enumerate(nodes):
+        args = tuple(slot[a] for a in node.args)
+        reuse = None
+        fn: Callable[..., Any] | None = None
+        if isinstance(node, Op) and node.name in TORCH:
+            fn, has_out = TORCH[node.name]
+            if has_out and temporary(i):
+                reuse = next((a for a in args if temporary(a) and last[a] == i and a not in roots), None)
+        groups[node.varies].append(_Step(node, i, fn, args, reuse))
+    owned = tuple(
+        temporary(r) and r not in last and r not in roots[j + 1 :] for j, r in enumerate(roots)
+    )
+    at = lambda e: None if e is None else slot[e]  # noqa: E731
+    return _Plan(
+        len(nodes),
+        tuple(groups[frozenset()]),
+        tuple(groups[frozenset(("row",))]),
+        tuple(groups[frozenset(("col",))]),
+        tuple(groups[tile]),
+        roots,
+        owned,
+        at(mask.lo),
+        at(mask.hi),
+        at(mask.test),
+        tuple(folds.lookup(o) for o in program.outputs),
+    )
+
+
+@dataclass
+class _Box:
+    """A box of batch entries and the part of each operand that belongs to it, [Bt, ...]."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    operands: list[Tensor]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.size)
+
+
+def _boxes(operands: Sequence[Tensor], batch: tuple[int, ...], target: int) -> Iterator[_Box]:
+    """Splits the batch into boxes of about `target` entries: whole trailing dimensions, a part of one, one of each leading one."""
+    size = [1] * len(batch)
+    for d in reversed(range(len(batch))):
+        size[d] = max(1, min(batch[d], target // math.prod(size[d + 1 :])))
+        if size[d] < batch[d]:
+            break
+    for start in itertools.product(*(range(0, b, s) for b, s in zip(batch, size, strict=True))):
+        real = tuple(min(s, b - o) for o, s, b in zip(start, size, batch, strict=True))
+        yield _Box(start, real, [_part(t, start, real) for t in operands])
+
+
+def _part(t: Tensor, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
+    """t[start : start + size] over the batch, flattened; dimensions that t lacks are broadcast."""
+    lead = t.dim() - 2
+    for d in range(lead):
+        j = len(size) - lead + d
+        if t.shape[d] != 1:
+            t = t.narrow(d, start[j], size[j])
+    if lead == 0 or all(s == 1 for s in t.shape[:lead]):
+        return t.reshape(1, *t.shape[-2:])  # one for the whole box: broadcast by the consumer
+    return t.expand(*size, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
+
+
+def _wide(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t.to(dtype) if t.is_floating_point() else t if t.dtype in (torch.bool, torch.int64) else t.to(torch.int64)
+
+
+def _matmul(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
+    """a [1 or Bt, M, D] @ b [1 or Bt, D, J]."""
+    if a.shape[0] == 1 and b.shape[0] == 1:
+        return torch.mm(a[0], b[0], out=None if out is None else out[0]).unsqueeze(0) if out is None else _mm_into(a, b, out)
+    count = max(a.shape[0], b.shape[0])
+    return torch.bmm(a.expand(count, -1, -1), b.expand(count, -1, -1), out=out)
+
+
+def _mm_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    torch.mm(a[0], b[0], out=out[0])
+    return out
+
+
+class _Accumulator:
+    """A result that boxes and tiles add to: [*batch of `like`, length(, width)], wide."""
+
+    def __init__(self, shape: tuple[int, ...], batch: tuple[int, ...], like: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
+        lead = batch if like is None else (1,) * (len(batch) - like.dim() + 2) + tuple(like.shape[:-2])
+        self.value = torch.zeros(*lead, *shape, dtype=dtype, device=device)
+        self.lead = lead
+        self.batch = batch
+
+    def view(self, box: _Box) -> tuple[Tensor, tuple[int, ...]]:
+        """The part that a box adds to, and the batch dimensions to sum a contribution [*size, ...] over."""
+        part = self.value
+        summed = []
+        for d, (have, want) in enumerate(zip(self.lead, self.batch, strict=True)):
+            if have == want:
+                part = part.narrow(d, box.start[d], box.size[d])
+            elif box.size[d] > 1:
+                summed.append(d)
+        return part, tuple(summed)
+
+    def add(self, box: _Box, index: tuple[slice, ...], value: Tensor) -> None:
+        """Adds value [Bt, *] at `index` of the last dimensions."""
+        part, summed = self.view(box)
+        value = value.expand(box.count, *value.shape[1:]).reshape(*box.size, *value.shape[1:])
+        if summed:
+            value = value.sum(summed, keepdim=True)
+        part[(..., *index)].add_(value)
+
+    def add_product(self, box: _Box, index: slice, p: Tensor, v: Tensor) -> None:
+        """Adds p [Bt, J, M] @ v [Bt, M, Dv] to the rows `index`."""
+        part, summed = self.view(box)
+        if not summed:
+            target = part[..., index, :]
+            if box.count == 1:
+                target.reshape(target.shape[-2:]).addmm_(p[0], v[0]) if target.numel() == 0 else _flat(target).addmm_(p[0], v[0])
+                return
+        self.add(box, (index, slice(None)), _matmul(p, v, None))
+
+
+def _flat(t: Tensor) -> Tensor:
+    """The matrix of a tensor whose leading dimensions are all 1, without a copy."""
+    for _ in range(t.dim() - 2):
+        t = t[0]
+    return t
+
+
+def tiles(n: int, k: int, element: int, cache: int) -> tuple[int, int]:
+    """Rows and columns of a tile: about half the cache in one tile of scores, columns first, at least 16 rows.
+
+    Args:
+        element: bytes of a score
+        cache: bytes of cache that the tile shares with its temporaries
+    """
+    bk = max(1, min(k, 1024))
+    bn = max(16, cache // (2 * element * bk))
+    return max(1, min(n, bn)), bk
+
+
+CACHE = 4 << 20  # second-level caches of a few cores; measured best between 2 and 8 MiB on 2 cores, 2026-11
+
+
+def run(
+    program: Program,
+    operands: Sequence[Tensor],
+    batch: tuple[int, ...],
+    n: int,
+    k: int,
+    payload_dtypes: Sequence[torch.dtype],
+    init: Sequence[Sequence[Tensor]] | None = None,
+) -> list[Tensor]:
+    """The results of all outputs, in order.
+
+    Args:
+        operands: tensors of the kinds that the Program names
+        batch, n, k: sizes that the operands broadcast to
+        payload_dtypes: per output the type of its payload or tile result; the others are float32, float64 or int64
+    """
+    plan = _plan(program)
+    device = operands[0].device
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
+    results = [_allocate(o, f, program, operands, batch, n, k, wide, d, device) for o, f, d in zip(program.outputs, plan.folds, payload_dtypes, strict=True)]
+    if math.prod(batch) * n * k == 0:
+        _finish_empty(program, plan, operands, batch, n, k, wide, results)
+        return _flatten(program, results, payload_dtypes)
+    bn, bk = tiles(n, k, wide.itemsize, CACHE)
+    per_box = max(1, CACHE // (2 * wide.itemsize) // (bn * bk)) if bn == n and bk == k else 1
+    for box in _boxes(operands, batch, per_box):
+        _run_box(program, plan, box, n, k, bn, bk, wide, results)
+    return _flatten(program, results, payload_dtypes)
+
+
+def _width(program: Program, operands: Sequence[Tensor], payload: int | None) -> int:
+    return 0 if payload is None else operands[payload].shape[-1]
+
+
+def _allocate(o: Any, fold: folds.Fold, program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, wide: torch.dtype, dtype: torch.dtype, device: torch.device) -> Any:
+    like = None if o.like is None else operands[o.like]
+    if o.axis == "tile":
+        return _Accumulator((n, k), batch, like, wide, device)
+    length = n if o.axis == "row" else k
+    if o.axis == "col" or like is not None:
+        shape = (length,) if o.payload is None else (length, operands[o.payload].shape[-1])
+        return _Accumulator(shape, batch, like, wide, device)
+    made = []
+    for r in fold.results:
+        kind = wide if r.type == "float" else torch.int64
+        match r.kind:
+            case "payload":
+                made.append(torch.empty(*batch, n, operands[o.payload].shape[-1], dtype=dtype, device=device))
+            case "list":
+                made.append(torch.empty(*batch, n, dict(o.options)["k"], dtype=kind, device=device))
+            case _:
+                made.append(torch.empty(*batch, n, dtype=kind, device=device))
+    return made
+
+
+def _flatten(program: Program, results: list[Any], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    flat: list[Tensor] = []
+    for o, r, dtype in zip(program.outputs, results, dtypes, strict=True):
+        if isinstance(r, _Accumulator):
+            flat.append(r.value.to(dtype) if o.payload is not None or o.axis == "tile" else r.value)
+        else:
+            flat.extend(r)
+    return flat
+
+
+def _finish_empty(program: Program, plan: _Plan, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, wide: torch.dtype, results: list[Any]) -> None:
+    """No score at all: every row gets the result of the initial state."""
+    for o, fold, made in zip(program.outputs, plan.folds, results, strict=True):
+        if isinstance(made, _Accumulator):
+            continue
+        state = fold.init((*batch, n), wide, operands[0].device)
+        for r, target, value in zip(fold.results, made, fold.finish(state), strict=True):
+            if r.kind == "payload":
+                empty = torch.zeros_like(target, dtype=wide)
+                target.copy_(empty if value is None else empty * value.unsqueeze(-1))
+            else:
+                target.copy_(value)
+
+
+class _Visible:
+    """Which tiles a mask leaves, from the bounds of its rows (or columns)."""
+
+    def __init__(self, mask: Mask, lo: Tensor | None, hi: Tensor | None, own: int, other: int, tile: int) -> None:
+        self.axis = mask.axis
+        self.tile = tile
+        bounds = []
+        for values, pick in ((lo, "amin"), (lo, "amax"), (hi, "amin"), (hi, "amax")):
+            if values is None:
+                bounds.append(None)
+                continue
+            # [1 or Bt, own]: pad to whole tiles with the last value
+            flat = values.reshape(values.shape[0], -1).expand(-1, own)
+            pad = -own % tile
+            flat = torch.cat((flat, flat[:, -1:].expand(-1, pad)), 1) if pad else flat
+            bounds.append(getattr(flat.reshape(flat.shape[0], -1, tile), pick)((0, 2)).tolist())
+        self.lo_min, self.lo_max, self.hi_min, self.hi_max = bounds
+
+    def kind(self, n0: int, n1: int, k0: int, k1: int) -> str:
+        """"none", "some" or "all" of the tile may be visible."""
+        own, start, stop = (n0 // self.tile, k0, k1) if self.axis == "row" else (k0 // self.tile, n0, n1)
+        if self.lo_min is not None and self.lo_min[own] >= stop or self.hi_max is not None and self.hi_max[own] <= start:
+            return "none"
+        if (self.lo_max is None or self.lo_max[own] <= start) and (self.hi_min is None or self.hi_min[own] >= stop):
+            return "all"
+        return "some"
+
+
+def _run_box(program: Program, plan: _Plan, box: _Box, n: int, k: int, bn: int, bk: int, wide: torch.dtype, results: list[Any]) -> None:
+    device = box.operands[0].device
+    mask = program.mask
+    values: list[Any] = [None] * plan.count
+    everywhere = _Context(box, wide, n, k, 0, n, 0, k, device)
+    _evaluate(plan.fixed, values, everywhere)
+    visible = None
+    if mask is not None and (plan.lo is not None or plan.hi is not None):
+        # the bounds of all rows at once: O(N) integers
+        scratch = list(values)
+        _evaluate(plan.per_row if mask.axis == "row" else plan.per_col, scratch, everywhere)
+        bound = [None if s is None else _as_tensor(scratch[s], device) for s in (plan.lo, plan.hi)]
+        own, other, tile = (n, k, bn) if mask.axis == "row" else (k, n, bk)
+        visible = _Visible(mask, bound[0], bound[1], own, other, tile)
+    leaf_buffers: dict[int, Tensor] = {}
+    rows_wide: dict[int, Tensor] = {}
+    for n0 in range(0, n, bn):
+        n1 = min(n, n0 + bn)
+        rows_wide.clear()
+        here = _Context(box, wide, n, k, n0, n1, 0, k, device, rows_wide, {}, leaf_buffers)
+        _evaluate(plan.per_row, values, here)
+        states: list[Any] = []
+        accs: list[Tensor | None] = []
+        for o, fold in zip(program.outputs, plan.folds, strict=True):
+            if o.axis == "row":
+                states.append(fold.init((box.count, n1 - n0), wide, device))
+                width = _width(program, box.operands, o.payload)
+                accs.append(None if o.payload is None else torch.zeros(box.count, n1 - n0, width, dtype=wide, device=device))
+            else:
+                states.append(None)
+                accs.append(None)
+        for k0 in range(0, k, bk):
+            k1 = min(k, k0 + bk)
+            how = "all" if visible is None else visible.kind(n0, n1, k0, k1)
+            if how == "none":
+                continue
+            here.at_columns(k0, k1)
+            block = None
+            if mask is not None and mask.block is not None:
+                block = here.block(mask.block, mask.block_size)
+                if not bool(block.any()):
+                    continue
+            _evaluate(plan.per_col, values, here)
+            _evaluate(plan.per_tile, values, here)
+            seen = _seen(mask, plan, values, here, how, block)
+            _fold_tile(program, plan, values, here, seen, states, accs, results)
+        for j, (o, fold) in enumerate(zip(program.outputs, plan.folds, strict=True)):
+            if o.axis == "row":
+                _store(fold, results[j], box, slice(n0, n1), states[j], accs[j])
+
+
+def _as_tensor(value: Any, device: torch.device) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value, device=device).reshape(1, 1, 1)
+
+
+def _seen(mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None) -> Tensor | None:
+    """The boolean tile of visible scores, or None where all are."""
+    if mask is None:
+        return None
+    tests = []
+    if how == "some":
+        other = here.cols if mask.axis == "row" else here.rows
+        if plan.lo is not None:
+            tests.append(other >= values[plan.lo])
+        if plan.hi is not None:
+            tests.append(other < values[plan.hi])
+    if block is not None:
+        tests.append(block)
+    if plan.test is not None:
+        tests.append(_as_tensor(values[plan.test], here.device))
+    if not tests:
+        return None
+    seen = functools.reduce(torch.logical_and, tests)
+    return None if block is None and plan.test is None and bool(seen.all()) else seen
+
+
+def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context, seen: Tensor | None, states: list[Any], accs: list[Tensor | None], results: list[Any]) -> None:
+    shape = (here.box.count, here.n1 - here.n0, here.k1 - here.k0)
+    hidden = None if seen is None else ~seen
+    for j, (o, fold) in enumerate(zip(program.outputs, plan.folds, strict=True)):
+        s = values[plan.roots[j]]
+        own = plan.owned[j] and isinstance(s, Tensor) and s.shape == shape
+        if not own:
+            s = _as_tensor(s, here.device)
+            s = (s if s.dtype == here.wide else s.to(here.wide)).expand(shape)
+        if hidden is not None:
+            s = s.masked_fill_(hidden, fold.fill) if own else s.masked_fill(hidden, fold.fill)
+            own = True
+        if o.axis == "tile":
+            results[j].add(here.box, (slice(here.n0, here.n1), slice(here.k0, here.k1)), s)
+        elif o.axis == "col":
+            if o.payload is None:
+                results[j].add(here.box, (slice(here.k0, here.k1),), s.sum(-2))
+            else:
+                results[j].add_product(here.box, slice(here.k0, here.k1), s.mT, here.operand(o.payload, "rows"))
+        elif o.payload is None:
+            states[j] = fold.step(states[j], s, here.columns, seen if fold.sees_mask else None, own)
+        else:
+            states[j], alpha, p = fold.step(states[j], s, here.columns, seen if fold.sees_mask else None, own)
+            acc, v = accs[j], here.operand(o.payload, "cols")
+            assert acc is not None
+            if alpha is not None:
+                acc.mul_(alpha.unsqueeze(-1))
+            if acc.shape[0] == 1:
+                acc[0].addmm_(p[0], v[0])
+            else:
+                acc.baddbmm_(p, v.expand(acc.shape[0], -1, -1))
+
+
+def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc: Tensor | None) -> None:
+    finished = fold.finish(state)
+    if isinstance(made, _Accumulator):
+        value = finished[0] if acc is None else acc if finished[0] is None else acc * finished[0].unsqueeze(-1)
+        made.add(box, (rows,) if acc is None else (rows, slice(None)), value)
+        return
+    for r, target, value in zip(fold.results, made, finished, strict=True):
+        if r.kind == "payload":
+            assert acc is not None
+            value = acc if value is None else acc.mul_(value.unsqueeze(-1))
+        for d, (start, size) in enumerate(zip(box.start, box.size, strict=True)):
+            target = target.narrow(d, start, size)
+        tail = target[..., rows] if r.kind == "row" else target[..., rows, :]
+        tail.copy_(value.reshape(*box.size, *value.shape[1:]))
+
+
+class _Context:
+    """Where the pass stands: a box, rows n0..n1, columns k0..k1; and the operands' parts there."""
+
+    def __init__(self, box: _Box, wide: torch.dtype, n: int, k: int, n0: int, n1: int, k0: int, k1: int, device: torch.device, rows_wide: dict[int, Tensor] | None = None, cols_wide: dict[int, Tensor] | None = None, buffers: dict[int, Tensor] | None = None) -> None:
+        self.box, self.wide, self.n, self.k, self.device = box, wide, n, k, device
+        self.n0, self.n1, self.k0, self.k1 = n0, n1, k0, k1
+        self._rows_wide = {} if rows_wide is None else rows_wide
+        self._cols_wide = {} if cols_wide is None else cols_wide
+        self._buffers = {} if buffers is None else buffers
+        self.rows = torch.arange(n0, n1, device=device).unsqueeze(-1)
+        self.columns = torch.arange(k0, k1, device=device)
+
+    @property
+    def cols(self) -> Tensor:
+        return self.columns
+
+    def at_columns(self, k0: int, k1: int) -> None:
+        self.k0, self.k1 = k0, k1
+        self.columns = torch.arange(k0, k1, device=self.device)
+        self._cols_wide.clear()
+
+    def operand(self, i: int, kind: str) -> Tensor:
+        """The tile of a "rows" or "cols" operand, wide."""
+        store, start, stop = (self._rows_wide, self.n0, self.n1) if kind == "rows" else (self._cols_wide, self.k0, self.k1)
+        if i not in store:
+            store[i] = self.box.operands[i][:, start:stop].to(self.wide)
+        return store[i]
+
+    def block(self, i: int, size: tuple[int, int]) -> Tensor:
+        table = self.box.operands[i]
+        return table[:, (self.rows.squeeze(-1) // size[0])][:, :, self.columns // size[1]].bool()
+
+    def data(self, node: Data) -> Tensor:
+        t = self.box.operands[node.operand]
+        if node.kind in ("row", "tile") and t.shape[1] != 1:
+            t = t[:, self.n0 : self.n1]
+        if node.kind in ("col", "tile") and t.shape[2] != 1:
+            t = t[:, :, self.k0 : self.k1]
+        return _wide(t, self.wide)
+
+    def leaf(self, node: Leaf, slot: int) -> Tensor:
+        x, y = self.operand(node.rows, "rows"), self.operand(node.cols, "cols")
+        shape = (max(x.shape[0], y.shape[0]), x.shape[1], y.shape[1])
+        buffer = self._buffers.get(slot)
+        if buffer is None or buffer.shape != shape:
+            buffer = self._buffers[slot] = torch.empty(shape, dtype=self.wide, device=self.device)
+        return _matmul(x, y.mT, buffer)
+
+
+def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> None:
+    for step in steps:
+        node = step.node
+        match node:
+            case Op():
+                args = [values[a] for a in step.args]
+                if step.fn is None:
+                    values[step.out] = _special(node, args, here)
+                    continue
+                if step.reuse is not None:
+                    target = values[step.reuse]
+                    if target.shape == _broadcast(args):
+                        values[step.out] = step.fn(*_tensors(node, args, here), out=target)
+                        continue
+                values[step.out] = step.fn(*_tensors(node, args, here))
+            case Leaf():
+                values[step.out] = here.leaf(node, step.out)
+            case Data():
+                values[step.out] = here.data(node)
+            case Const():
+                values[step.out] = node.value
+            case Index():
+                values[step.out] = here.rows if node.axis == "row" else here.columns
+            case Size():
+                values[step.out] = here.n if node.axis == "row" else here.k
+
+
+def _broadcast(args: list[Any]) -> torch.Size:
+    return torch.broadcast_shapes(*(a.shape for a in args if isinstance(a, Tensor)))
+
+
+_SCALAR_FIRST = frozenset(("add", "mul", "sub", "div", "pow"))
+
+
+def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
+    """torch functions take a number as second argument; where it does not, or all are numbers, make tensors."""
+    if all(isinstance(a, Tensor) for a in args):
+        return args
+    fixed = list(args)
+    if node.name in ("add", "mul") and not isinstance(fixed[0], Tensor):
+        fixed.reverse()
+    needs = node.name in ("maximum", "minimum", "and", "or", "xor", "isnan", "isinf", "where") or not isinstance(fixed[0], Tensor)
+    if not needs:
+        return fixed
+    return [a if isinstance(a, Tensor) else torch.tensor(a, device=here.device, dtype=here.wide if isinstance(a, float) else None) for a in fixed]
+
+
+def _special(node: Op, args: list[Any], here: _Context) -> Any:
+    if node.name == "float":
+        return _as_tensor(args[0], here.device).to(here.wide)
+    if node.name == "gumbel":
+        return folds.gumbel(*(_as_tensor(a, here.device) for a in args), dtype=here.wide)
+    raise ValueError(f"operation {node.name!r} is not known to the eager executor")

@@ -1,0 +1,237 @@
+"""Tiles of the portable loops, computed: from the sizes of a Program's operands, what its folds hold in registers, and the machine.
+
+    registers   a tile of scores per leaf and output, the accumulators, the state: spread over the threads of a block, each of which has
+                about REGISTER_SHARE of its registers for them
+    shared      the resident rows, and `stages` tiles of what is streamed
+    blocks      a split of the columns where the rows alone would leave units idle
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+RESIDENT_D = 256  # wider rows are streamed: a resident tile and its partners would not fit beside each other
+PAYLOAD_SLICE = 256  # an accumulator of more columns does not fit in registers
+MINIMUM = 16  # of every side of a product
+
+
+@dataclass(frozen=True)
+class Need:
+    """What decides the tiles, for one launch. Sizes in elements, `size` in bytes of an element."""
+
+    rows: tuple[tuple[int, int], ...]  # (D, bytes of an element) of the row operands
+    cols: tuple[tuple[int, int], ...]  # of the column operands
+    leaves: int
+    outputs: int
+    payloads: tuple[tuple[int, int, bool], ...]  # (Dv, bytes of an element, whether it is also a leaf's operand)
+    slow_product: bool  # float32 at full accuracy, or float64: no matrix units
+    wide: int  # bytes of a score
+    state: int  # registers per row
+    lists: bool
+    masked: bool
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The choice, and why."""
+
+    bn: int
+    bk: int
+    bd: int
+    bdv: tuple[int, ...]
+    resident: bool
+    warps: int
+    stages: int
+    reason: str = ""
+    splits: int = 0  # 0: by `split`
+    group: int = 0
+
+    def __str__(self) -> str:
+        how = "resident rows" if self.resident else f"features in steps of {self.bd}"
+        return f"{self.bn} x {self.bk}, {how}, {self.warps} warps, {self.stages} stages: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What selection reads of a machine."""
+
+    units: int
+    shared: int
+    threads_registers: int  # 32-bit registers a thread may have
+    warp: int
+    matrix: int  # generation of the matrix units: 0 none (interpreter), 8 synchronous, 9 asynchronous from shared memory, 10
+
+
+INTERPRETER = Limits(units=4, shared=1 << 20, threads_registers=255, warp=32, matrix=0)
+
+
+@functools.lru_cache(maxsize=64)
+def limits_of(device_type: str, index: int | None) -> Limits:
+    if device_type != "cuda":
+        return INTERPRETER
+    p = torch.cuda.get_device_properties(index)
+    shared = int(getattr(p, "shared_memory_per_block_optin", 0)) or (64 << 10 if torch.version.hip else 99 << 10)
+    if torch.version.hip:
+        return Limits(p.multi_processor_count, min(shared, 64 << 10), 512, 64, 8)
+    return Limits(p.multi_processor_count, shared, 255, 32, min(p.major, 10) if p.major != 12 else 8)
+
+
+_override: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("tilefold_tiles", default=None)
+
+
+@contextlib.contextmanager
+def using(**fields: Any) -> Iterator[None]:
+    """Forces fields of Tiles inside: for tests and for the sweep that checks the selection."""
+    token = _override.set(fields)
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+def forced() -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((_override.get() or {}).items()))
+
+
+def block(d: int, largest: int = 1 << 30) -> int:
+    """The power of two that covers d, at least what a product takes."""
+    return min(largest, max(MINIMUM, 1 << max(0, d - 1).bit_length()))
+
+
+@functools.lru_cache(maxsize=4096)
+def tiles(need: Need, limits: Limits, override: tuple[tuple[str, Any], ...] = ()) -> Tiles:
+    """The tiles of the row loop for a launch."""
+    chosen = _interpreter(need) if limits.matrix == 0 else _slow(need, limits) if need.slow_product else _fast(need, limits)
+    if not override:
+        return chosen
+    made = replace(chosen, **{k: v for k, v in dict(override).items() if hasattr(chosen, k)})
+    return made
+
+
+def _slices(need: Need, largest: int) -> tuple[int, ...]:
+    return tuple(block(d, largest) for d, _, _ in need.payloads)
+
+
+def _widest(need: Need) -> int:
+    return max((d for d, _ in (*need.rows, *need.cols)), default=0)
+
+
+def _interpreter(need: Need) -> Tiles:
+    d = max((d for d, _ in need.rows), default=0)
+    return Tiles(32, 32, 64, _slices(need, PAYLOAD_SLICE), d <= RESIDENT_D, 4, 1, "the interpreter: small, so that tests see many")
+
+
+def _slow(need: Need, limits: Limits) -> Tiles:
+    """Products by multiply-add: the inner step is unrolled over all of a tile's features, so those are few."""
+    bdv = _slices(need, 128)
+    wide = max(bdv, default=0)
+    bn, bk = (64, 64) if wide <= 64 and need.leaves <= 1 and need.wide == 4 else (32, 32)
+    d = max((d for d, _ in need.rows), default=0)
+    return Tiles(bn, bk, 16 if need.wide == 8 else 32, bdv, d <= 32, 4, 1, "no matrix units for this type: small tiles, few features a step")
+
+
+def _fast(need: Need, limits: Limits) -> Tiles:
+    d = max((d for d, _ in need.rows), default=0)
+    resident = d <= RESIDENT_D
+    if not resident:
+        return _streamed(need, limits)
+    best: Tiles | None = None
+    best_score = 0.0
+    bdv = _slices(need, PAYLOAD_SLICE)
+    for bn in (128, 64, 32):
+        for bk in (256, 128, 64, 32):
+            for warps in (8, 4):
+                for stages in (3, 2, 1):
+                    t = Tiles(bn, bk, 64, bdv, True, warps, stages)
+                    cost = rate(need, t, limits)
+                    if cost is not None and cost > best_score:
+                        best, best_score = t, cost
+    if best is None:
+        best = Tiles(32, 32, 64, bdv, True, 4, 1)
+    need_s, need_r = shared(need, best), registers(need, best, limits)
+    return replace(best, reason=f"{need_s >> 10} KiB of {limits.shared >> 10} shared, about {need_r} of {limits.threads_registers} registers")
+
+
+def shared(need: Need, t: Tiles) -> int:
+    """Bytes of shared memory: resident rows, streamed tiles, and a weight tile that goes from one product to the next."""
+    rows = sum(t.bn * block(d) * size for d, size in need.rows)
+    cols = sum(t.bk * block(d) * size for d, size in need.cols)
+    pay = sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if not whole)
+    return rows + t.stages * (cols + pay)
+
+
+def registers(need: Need, t: Tiles, limits: Limits) -> int:
+    """32-bit registers of a thread: scores, accumulators, states and the addresses of what is loaded."""
+    threads = t.warps * limits.warp
+    words = need.wide // 4
+    scores = t.bn * t.bk * words * max(1, need.leaves + (need.outputs > 1))
+    # the weights in 16 bits live beside the scores they come from
+    weights = t.bn * t.bk * words // 2 if need.payloads else 0
+    accumulators = sum(t.bn * b * words for b in t.bdv)
+    state = t.bn * need.state * 4  # each of four lanes that share a row keeps a copy
+    return (scores + weights + accumulators + state) // threads + 40
+
+
+def rate(need: Need, t: Tiles, limits: Limits) -> float | None:
+    """A merit of tiles that fit, None for those that don't: reuse of what is streamed, and enough of it in flight."""
+    if shared(need, t) > limits.shared - 1024:
+        return None
+    r = registers(need, t, limits)
+    if r > limits.threads_registers * 0.94:
+        return None
+    if limits.matrix == 9 and t.bn < t.warps // 4 * 64:
+        return None  # a group of four warps issues one product of 64 rows
+    intensity = t.bn * t.bk / (t.bn + t.bk)
+    pipelined = (0.7, 0.95, 1.0)[t.stages - 1]
+    blocks = min(limits.shared * 1.0 // max(shared(need, t), 1), 65536 // (t.warps * limits.warp * min(r, 255)), 4)
+    overlap = 1.0 if blocks >= 2 else 0.9
+    return intensity * pipelined * overlap * (1.0 if t.warps == 8 or blocks >= 2 else 0.8)
+
+
+def _streamed(need: Need, limits: Limits) -> Tiles:
+    size = max(size for _, size in (*need.rows, *need.cols))
+    bdv = _slices(need, PAYLOAD_SLICE)
+    if need.payloads:
+        wide = max(bdv)
+        bn, bk = (64, 128) if wide > 128 or need.leaves > 1 else (128, 128)
+    else:
+        bn, bk = (128, 256) if need.leaves == 1 and not need.lists else (128, 128)
+    bd = max(16, 128 // size)
+    stages = 4
+    while stages > 1 and stages * (bn + bk) * bd * size + sum(bk * b * 2 for b in bdv) > limits.shared - 2048:
+        stages -= 1
+    if limits.shared < 100 << 10 and bk == 256:
+        bk = 128
+    return Tiles(bn, bk, bd, bdv, False, 8, min(stages, 3), f"{d_text(need)} features: both sides streamed, {bd * size} bytes a step")
+
+
+def d_text(need: Need) -> str:
+    return str(max(d for d, _ in need.rows))
+
+
+def split(row_blocks: int, k: int, t: Tiles, limits: Limits, summed: bool) -> tuple[int, int, int]:
+    """(splits, columns of each, row tiles that run together).
+
+    Columns are split where row blocks alone fill less than two thirds of the units, at least four tiles each. Long streamed sums are cut
+    into pieces that row tiles of a group share in the second-level cache.
+    """
+    tiles_k = max(1, math.ceil(k / t.bk))
+    if t.splits:
+        chunk = math.ceil(tiles_k / min(t.splits, tiles_k)) * t.bk
+    elif row_blocks * 3 < limits.units * 2 and tiles_k >= 8:
+        splits = min(limits.units * 2 // max(1, row_blocks), tiles_k // 4)
+        chunk = math.ceil(tiles_k / max(1, splits)) * t.bk
+    elif not t.resident and not t.bdv and tiles_k >= 64:
+        chunk = max(4, math.ceil(tiles_k / 128)) * t.bk
+    else:
+        chunk = tiles_k * t.bk
+    group = t.group or (1 << 30 if t.resident else 8)
+    return max(1, math.ceil(k / chunk)), chunk, group

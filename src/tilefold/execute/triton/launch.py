@@ -1,0 +1,77 @@
+"""Compiles a kernel for given argument types and launches it, without the specialisation that JITFunction.run does on every call.
+
+What is known of an argument is stated: pointers and strides that are multiples of 16 bytes are marked, sizes never are, so that another
+size never compiles again. In the interpreter the kernel is called as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.compiler import ASTSource
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+NAMES = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int64: "i64", torch.int32: "i32",
+    torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i8",
+}  # fmt: skip
+
+
+def pointer(dtype: torch.dtype) -> str:
+    return "*" + NAMES[dtype]
+
+
+class Kernel:
+    """A kernel with its constants, for argument types given by signature.
+
+    Args:
+        fn: the @triton.jit function; its first parameters are the run-time arguments, the rest constants
+        signature: type of each run-time argument; a tuple for a tuple
+        aligned: paths (argument, element, ..) of what is a multiple of its number: {(0, 1): 16}
+        constants: the values of the other parameters
+    """
+
+    def __init__(self, fn: Any, signature: Sequence[Any], aligned: dict[tuple[int, ...], int], constants: Sequence[Any], warps: int,
+                 stages: int) -> None:  # fmt: skip
+        self.fn, self.signature, self.aligned, self.constants = fn, tuple(signature), aligned, tuple(constants)
+        self.options = {"num_warps": warps, "num_stages": stages}
+        self._compiled: dict[int, Any] = {}
+
+    def source(self) -> ASTSource:
+        names = self.fn.arg_names
+        runtime = len(self.signature)
+        signature = dict(zip(names, self.signature, strict=False)) | dict.fromkeys(names[runtime:], "constexpr")
+        constants = {(runtime + i,): c for i, c in enumerate(self.constants)}
+        attrs = {path: [["tt.divisibility", number]] for path, number in self.aligned.items()}
+        return ASTSource(self.fn, signature=signature, constexprs=constants, attrs=attrs)
+
+    def compile(self, target: Any = None) -> Any:
+        return triton.compile(self.source(), target=target, options=self.options)
+
+    def __call__(self, grid: int, device: torch.device, args: tuple[Any, ...]) -> None:
+        if INTERPRETED:
+            self.fn[(grid,)](*args, *self.constants, **self.options)
+            return
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        compiled = self._compiled.get(index)
+        if compiled is None:
+            with torch.cuda.device(index):
+                compiled = self.compile()
+                compiled._init_handles()
+                self._compiled[index] = compiled
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        if index == torch.cuda.current_device():
+            compiled.run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *self.constants)
+        else:
+            with torch.cuda.device(index):
+                compiled.run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *self.constants)
+
+
+def tensors_device(tensors: Sequence[Tensor]) -> torch.device:
+    return tensors[0].device

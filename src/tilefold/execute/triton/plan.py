@@ -1,0 +1,404 @@
+"""From a Program and tensors to launches.
+
+A Program is cut into pieces, one launch each: outputs of one axis that sum over the same batch dimensions. A piece for the columns is the
+transposed Program. What a call needs beyond pointers is planned once per (Program, shapes, strides, types) and kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ... import folds
+from ...program import Mask, Output, Program
+from .. import select
+from . import generate, rows
+from .launch import INTERPRETED, Kernel, pointer
+
+COMBINABLE_K = 32
+PLANS = 512  # call plans kept
+I32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A launch's Program, the operands it takes, and the outputs of the whole that it makes."""
+
+    program: Program
+    operands: tuple[int, ...]
+    flipped: bool
+    outputs: tuple[int, ...]
+    summed: tuple[int, ...]  # batch dimensions
+
+
+@functools.lru_cache(maxsize=2048)
+def pieces(program: Program, summed: tuple[tuple[int, ...], ...]) -> tuple[Piece, ...]:
+    """The launches of a Program whose outputs sum over these batch dimensions each."""
+    groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for j, o in enumerate(program.outputs):
+        groups.setdefault((o.axis, summed[j]), []).append(j)
+    turned = program.transpose() if any(o.axis == "col" for o in program.outputs) else program
+    made = []
+    for (axis, dims), members in groups.items():
+        whole = turned if axis == "col" else program
+        outputs = tuple(replace(whole.outputs[j], like=None) for j in members)
+        part, kept = Program(whole.operands, outputs, whole.mask).prune()
+        made.append(Piece(part, kept, axis == "col", tuple(members), dims))
+    return tuple(made)
+
+
+def summed_dimensions(o: Output, operands: Sequence[Tensor], batch: tuple[int, ...]) -> tuple[int, ...]:
+    if o.like is None:
+        return ()
+    like = operands[o.like]
+    missing = len(batch) - (like.dim() - 2)
+    return tuple(d for d in range(len(batch)) if batch[d] != 1 and (d < missing or like.shape[d - missing] == 1))
+
+
+def batch_strides(t: Tensor, batch: tuple[int, ...]) -> list[int]:
+    missing = len(batch) - (t.dim() - 2)
+    return [0 if d < missing or t.shape[d - missing] == 1 else t.stride(d - missing) for d in range(len(batch))]
+
+
+def collapse(dims: Sequence[int], batch: tuple[int, ...], strides: Sequence[list[int]]) -> tuple[tuple[int, ...], list[list[int]]]:
+    """Sizes of these batch dimensions, and each operand's strides along them, without those of size 1 and with neighbours joined where
+    every operand lies so that one stride serves both."""
+    sizes: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for d in dims:
+        if batch[d] == 1:
+            continue
+        if sizes and all(k[-1] == s[d] * batch[d] for k, s in zip(kept, strides, strict=True)):
+            sizes[-1] *= batch[d]
+            for k, s in zip(kept, strides, strict=True):
+                k[-1] = s[d]
+        else:
+            sizes.append(batch[d])
+            for k, s in zip(kept, strides, strict=True):
+                k.append(s[d])
+    return tuple(sizes), kept
+
+
+def tf32_allowed() -> bool:
+    """Whether torch lets float32 products use TF32, by its newer setting or its older one."""
+    try:
+        own = torch.backends.cuda.matmul.fp32_precision
+        if own == "none":
+            own = torch.backends.fp32_precision
+        return bool(own == "tf32")
+    except (AttributeError, RuntimeError):
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+
+
+def product_cast(a: torch.dtype, b: torch.dtype) -> int:
+    """How two operands are multiplied: 0 as they are, 1 in float32, 2 in float64."""
+    if torch.float64 in (a, b):
+        return 2
+    if a != b or (INTERPRETED and a == torch.bfloat16):
+        return 1
+    return 0
+
+
+def needs_multiply_add(a: torch.dtype, b: torch.dtype, tf32: bool) -> bool:
+    wide = torch.promote_types(a, b)
+    return wide == torch.float64 or (wide == torch.float32 and not tf32)
+
+
+@dataclass
+class Launch:
+    """Everything of one launch but the pointers."""
+
+    kernel: Kernel
+    grid: int
+    pointers: tuple[tuple[int, ...], ...]  # operand numbers of x, y, row, col, tile, scalar, block
+    strides: tuple[Any, ...]
+    tail: tuple[Any, ...]  # after the outputs and parts
+    outputs: tuple[tuple[int, tuple[int, ...], torch.dtype], ...]  # place in the results, shape, type
+    parts: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
+    merge: tuple[Kernel, int, tuple[Any, ...]] | None = None
+    tiles: select.Tiles | None = None
+    source: generate.Source | None = None
+    tiles_only: bool = False
+
+    def __call__(self, operands: Sequence[Tensor], results: list[Any], device: torch.device) -> None:
+        made = tuple(torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.outputs)
+        for (place, _, _), t in zip(self.outputs, made, strict=True):
+            results[place] = t
+        parts = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.parts)
+        args = self._operands(operands)
+        if self.tiles_only:
+            args.extend((made, made[0]))
+        else:
+            args.extend((() if parts else made, parts))
+        self.kernel(self.grid, device, (*args, *self.tail))
+        if self.merge is not None:
+            kernel, grid, tail = self.merge
+            kernel(grid, device, (made, parts, *tail))
+
+    def _operands(self, operands: Sequence[Tensor]) -> list[Any]:
+        args: list[Any] = []
+        for numbers, strides in zip(self.pointers, self.strides, strict=True):
+            args.append(tuple([operands[i] for i in numbers]))
+            args.append(strides)
+        return args
+
+    def scores(self, operands: Sequence[Tensor], shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+        """A chunk of scores and which of them are visible."""
+        s = torch.empty(shape, dtype=self.outputs[0][2], device=device)
+        seen = torch.empty(shape, dtype=torch.int8, device=device)
+        self.kernel(self.grid, device, (*self._operands(operands), (s,), seen, *self.tail))
+        return s, seen
+
+
+def _strides_of(kind: str, t: Tensor, flipped: bool) -> tuple[int, ...]:
+    """Strides of a tensor's last dimensions, as its kind is read; 0 along a dimension of size 1 that is broadcast."""
+    down = t.stride(-2) if t.shape[-2] != 1 else 0
+    along = t.stride(-1) if t.shape[-1] != 1 else 0
+    match kind:
+        case "rows" | "cols":
+            return t.stride(-2), t.stride(-1)
+        case "row":
+            return (along if flipped else down,)
+        case "col":
+            return (down if flipped else along,)
+        case "scalar":
+            return ()
+    return (along, down) if flipped else (down, along)
+
+
+GROUPS = ("x", "y", "row", "col", "tile", "scalar", "block")
+
+
+def _signature(source: generate.Source, groups: dict[str, tuple[int, ...]], tensors: Sequence[Tensor], strides: dict[str, Any],
+               aligned: dict[int, bool]) -> tuple[list[Any], dict[tuple[int, ...], int]]:  # fmt: skip
+    signature: list[Any] = []
+    marks: dict[tuple[int, ...], int] = {}
+    for group in GROUPS:
+        at = len(signature)
+        for e, i in enumerate(groups[group]):
+            if aligned.get(i):
+                marks[(at, e)] = 16
+                for f, s in enumerate(strides[group][e]):
+                    if not (f == 1 and s == 1):
+                        marks[(at + 1, e, f)] = 16 // tensors[i].element_size()
+        signature.append(tuple(pointer(tensors[i].dtype) for i in groups[group]))
+        signature.append(tuple(tuple("i64" for _ in s) for s in strides[group]))
+    return signature, marks
+
+
+def _numbers(source: generate.Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple("fp32" for _ in source.floats), tuple("i32" if -(2**31) <= i <= I32 else "i64" for i in source.ints)
+
+
+_kernels: dict[Any, Kernel] = {}
+
+
+def _kernel(fn: Any, signature: Sequence[Any], marks: dict[tuple[int, ...], int], constants: Sequence[Any], key: Any, warps: int,
+            stages: int) -> Kernel:  # fmt: skip
+    """The kernel of these types and constants; `key` stands for those constants that are functions."""
+    plain = tuple(c for c in constants if not callable(c) or isinstance(c, tl.dtype))
+    full = (fn.__name__, key, repr(signature), tuple(sorted(marks.items())), repr(plain), warps, stages)
+    made = _kernels.get(full)
+    if made is None:
+        made = _kernels[full] = Kernel(fn, signature, marks, constants, warps, stages)
+    return made
+
+
+def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, places: Sequence[Sequence[int]],
+               shapes: Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]], limits: select.Limits, tf32: bool,
+               chunk: tuple[int, int, int, int] | None = None) -> Launch:  # fmt: skip
+    """Plans one piece. `chunk` (row0, rows_end, col0, cols_end): only the scores of that part, with their visibility."""
+    program = piece.program
+    tensors = [operands[i] for i in piece.operands]
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
+    source = generate.source_of(program, wide == torch.float64)
+    module = generate.load(source.text)
+    if piece.flipped:
+        n, k = k, n
+    mask = program.mask or Mask()
+    groups: dict[str, tuple[int, ...]] = {
+        "x": source.x, "y": source.y, "row": source.row, "col": source.col, "tile": source.tile, "scalar": source.scalar,
+        "block": () if mask.block is None else (mask.block,),
+    }  # fmt: skip
+    every = [i for g in GROUPS for i in groups[g]]
+    lead = [batch_strides(tensors[i], batch) for i in every]
+    dims = [d for d in range(len(batch)) if d not in piece.summed]
+    kept, kept_strides = collapse(dims, batch, lead)
+    summed, summed_strides = collapse(piece.summed, batch, lead)
+    strides: dict[str, Any] = {}
+    aligned: dict[int, bool] = {}
+    number = 0
+    big = False
+    for g in GROUPS:
+        made = []
+        for i in groups[g]:
+            t = tensors[i]
+            own = _strides_of(program.operands[i], t, piece.flipped)
+            full = (*own, *kept_strides[number], *summed_strides[number])
+            made.append(full)
+            number += 1
+            if g in ("x", "y"):
+                size = t.element_size()
+                fits = all(s * size % 16 == 0 for s in (own[0], *full[2:]))
+                aligned[i] = fits and own[1] == 1 and t.data_ptr() % 16 == 0
+                big = big or 512 * own[0] + t.shape[-1] * own[1] > I32
+        strides[g] = tuple(made)
+    kept_count = math.prod(kept)
+    tile_output = program.outputs[0].axis == "tile"
+
+    casts = tuple(product_cast(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype) for a, b in source.leaves)
+    slow = any(needs_multiply_add(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype, tf32) for a, b in source.leaves)
+    slow = slow or any(tensors[source.y[b]].dtype == torch.float32 and not tf32 for b in source.payloads) or wide == torch.float64
+    leaf_cols = {b for _, b in source.leaves}
+    size_of = lambda i: (tensors[i].shape[-1], tensors[i].element_size())  # noqa: E731
+    need = select.Need(
+        rows=tuple(size_of(i) for i in source.x),
+        cols=tuple(size_of(source.y[b]) for b in sorted(leaf_cols)),
+        leaves=len(source.leaves),
+        outputs=len(program.outputs),
+        payloads=tuple((*size_of(source.y[b]), b in leaf_cols) for b in source.payloads),
+        slow_product=slow,
+        wide=wide.itemsize,
+        state=source.registers,
+        lists=source.lists,
+        masked=source.mask > 0,
+    )
+    t = select.tiles(need, limits, select.forced())
+    dims_of = lambda i: (tensors[i].shape[-1], select.block(tensors[i].shape[-1]), select.block(tensors[i].shape[-1]) != tensors[i].shape[-1], int(tensors[i].stride(-1) == 1))  # noqa: E731
+    xdim, ydim = tuple(dims_of(i) for i in source.x), tuple(dims_of(i) for i in source.y)
+    dv = tuple(tensors[source.y[b]].shape[-1] for b in source.payloads)
+    slices = max((math.ceil(d / b) for d, b in zip(dv, t.bdv, strict=True)), default=1)
+    pay = []
+    for a, b in enumerate(source.payloads):
+        dtype = tensors[source.y[b]].dtype
+        cast = 2 if wide == torch.float64 else 1 if INTERPRETED and dtype == torch.bfloat16 else 0
+        covers = dv[a] == t.bdv[a] and slices == 1
+        pay.append((b, b in leaf_cols and t.bdv[a] == ydim[b][1] and slices == 1, cast, not (covers or (slices * t.bdv[a] == dv[a]))))
+    bd = t.bd
+    types = lambda g: tuple(source.types[i] for i in groups[g])  # noqa: E731
+    wide_tl = tl.float64 if wide == torch.float64 else tl.float32
+    precision = "tf32" if tf32 else "ieee"
+    blocks = (0, 0) if mask.block is None else mask.block_size
+    signature, marks = _signature(source, groups, tensors, strides, aligned)
+    floats, ints = _numbers(source)
+    leaf = tuple((*pair, c) for pair, c in zip(source.leaves, casts, strict=True))
+    counts = (len(source.row), types("row"), len(source.col), types("col"), len(source.tile), types("tile"), len(source.scalar), types("scalar"))
+    pointers = tuple(tuple(piece.operands[i] for i in groups[g]) for g in GROUPS)
+    packed = tuple(strides[g] for g in GROUPS)
+    sizes = (tuple("i32" for _ in kept), tuple("i32" for _ in summed))
+
+    if tile_output:
+        bn, bk = min(t.bn, 64), min(t.bk, 64)
+        row0, rows_end, col0, cols_end = chunk or (0, n, 0, k)
+        row_tiles, col_tiles = math.ceil((rows_end - row0) / bn), math.ceil((cols_end - col0) / bk)
+        bd = 32 if slow else 64
+        outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
+        fill = tuple(-math.inf if chunk else 0.0 for _ in program.outputs)
+        signature += [tuple(pointer(d) for _, _, d in outs), "*i8", floats, ints, *["i32"] * 6, *sizes, *["i32"] * 3]
+        constants = (
+            module.row_part, module.bounds, module.score, leaf, xdim, ydim, *counts, source.mask, blocks, fill, chunk is not None,
+            len(kept), len(summed), bn, bk, bd, big, wide_tl, precision,
+        )  # fmt: skip
+        kernel = _kernel(rows.tiles_kernel, signature, marks, constants, source.text, 4, 2)
+        tail = (source.floats, source.ints, n, k, row0, rows_end, col0, cols_end, kept, summed, kept_count, row_tiles, col_tiles)
+        return Launch(kernel, row_tiles * col_tiles * kept_count, pointers, packed, tail, outs, tiles=t, source=source, tiles_only=True)
+
+    row_tiles = math.ceil(n / t.bn)
+    splits, chunk_k, group = select.split(row_tiles * kept_count * slices, k, t, limits, bool(summed))
+    group = min(group, row_tiles)
+    split = splits > 1
+    reverse = source.mask == 1 and mask.hi is not None
+    outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
+    state_types = [torch.int32 if isinstance(v, int) or v == "place" else wide for f in map(folds.lookup, program.outputs) for _, v, *_ in generate.jit_state(f)]
+    state_types += [wide] * len(dv)
+    parts = []
+    for code, dtype in zip(source.states, state_types, strict=True):
+        width = (dv[-1 - code],) if code < 0 else (code,) if code else ()
+        parts.append(((splits, kept_count * n, *width), dtype))
+    out_types = tuple(pointer(d) for _, _, d in outs)
+    part_types = tuple(pointer(d) for _, d in parts)
+    signature += [() if split else out_types, part_types if split else (), floats, ints, "fp32", "i32", "i32", *sizes, *["i32"] * 5]
+    constants = (
+        module.row_part, module.bounds, module.score, module.start, module.step, module.flat, module.finish,
+        leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
+        len(kept), len(summed), slices > 1, split, t.resident, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
+    )  # fmt: skip
+    kernel = _kernel(rows.rows_kernel, signature, marks, constants, source.text, t.warps, t.stages)
+    tail = (source.floats, source.ints, source.unit, n, k, kept, summed, kept_count, row_tiles, splits, chunk_k, group)
+    merge = None
+    if split:
+        bn = 16 if dv or source.lists else 128
+        count = kept_count * n
+        merge_constants = (module.nest, module.merge, module.finish, dv, t.bdv, source.results, source.states, slices > 1, bn)
+        merge_kernel = _kernel(rows.merge_kernel, [out_types, part_types, "fp32", "i64", "i32"], {}, merge_constants, source.text, 4, 1)
+        merge = (merge_kernel, math.ceil(count / bn) * slices, (source.unit, count, splits))
+    return Launch(kernel, row_tiles * splits * kept_count * slices, pointers, packed, tail, outs, tuple(parts) if split else (), merge, t, source)
+
+
+def _outputs(places: Sequence[int], shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[tuple[int, tuple[int, ...], torch.dtype]]:
+    return [(p, *s) for p, s in zip(places, shapes, strict=True)]
+
+
+def result_shapes(o: Output, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, wide: torch.dtype,
+                  dtype: torch.dtype) -> list[tuple[tuple[int, ...], torch.dtype]]:  # fmt: skip
+    """Shape and type of each result of an output."""
+    width = () if o.payload is None else (operands[o.payload].shape[-1],)
+    if o.axis != "row" or o.like is not None:
+        like = None if o.like is None else operands[o.like]
+        lead = batch if like is None else (1,) * (len(batch) - like.dim() + 2) + tuple(like.shape[:-2])
+        tail = (n, k) if o.axis == "tile" else ({"row": n, "col": k}[o.axis], *width)
+        return [((*lead, *tail), dtype if width or o.axis == "tile" else wide)]
+    made = []
+    for r in folds.lookup(o).results:
+        kind = wide if r.type == "float" else torch.int64
+        match r.kind:
+            case "payload":
+                made.append(((*batch, n, *width), dtype))
+            case "list":
+                made.append(((*batch, n, dict(o.options)["k"]), kind))
+            case _:
+                made.append(((*batch, n), kind))
+    return made
+
+
+def long_list(o: Output) -> bool:
+    return o.fold in ("topk", "bottomk") and dict(o.options)["k"] > COMBINABLE_K
+
+
+_plans: dict[Any, tuple[Any, list[Launch], int]] = {}
+
+
+def plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int,
+         payload_dtypes: Sequence[torch.dtype]) -> tuple[list[Launch], int]:  # fmt: skip
+    """The launches of a call, and how many results they make."""
+    tf32 = any(t.dtype == torch.float32 for t in operands) and tf32_allowed()
+    key = (
+        id(program), batch, n, k, tf32, *payload_dtypes, select.forced(),
+        *[(t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device) for t in operands],
+    )  # fmt: skip
+    known = _plans.get(key)
+    if known is not None and known[0] is program:
+        return known[1], known[2]
+    device = operands[0].device
+    limits = select.limits_of(device.type, device.index)
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
+    shapes = [result_shapes(o, operands, batch, n, k, wide, d) for o, d in zip(program.outputs, payload_dtypes, strict=True)]
+    starts = [sum(map(len, shapes[:j])) for j in range(len(shapes))]
+    places = [range(s, s + len(x)) for s, x in zip(starts, shapes, strict=True)]
+    patterns = tuple(summed_dimensions(o, operands, batch) for o in program.outputs)
+    launches = [
+        plan_piece(p, operands, batch, n, k, [places[j] for j in p.outputs], [shapes[j] for j in p.outputs], limits, tf32)
+        for p in pieces(program, patterns)
+    ]
+    total = sum(map(len, shapes))
+    if len(_plans) >= PLANS:
+        _plans.pop(next(iter(_plans)))
+    _plans[key] = (program, launches, total)
+    return launches, total

@@ -1,0 +1,141 @@
+"""Tiles: how operands come in, how they are multiplied. Parts of the loops in rows.py.
+
+A "matrix" operand [.., length, D] is read as tiles [B, BD], a "vector" operand (a number per row or per column) as [B]. Strides come as a
+tuple: those of the last two dimensions (of the one, for a vector), then the batch dimensions'.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def coordinates(number, sizes, COUNT: tl.constexpr):
+    """The coordinates of a linear batch number, last dimension fastest, reversed."""
+    at = ()
+    for d in tl.static_range(COUNT):
+        if d == COUNT - 1:
+            at = at + (number,)
+        else:
+            at = at + (number % sizes[COUNT - 1 - d],)
+            number = number // sizes[COUNT - 1 - d]
+    return at
+
+
+@triton.jit
+def batch_offset(strides, FIRST: tl.constexpr, kept, summed, NK: tl.constexpr, NS: tl.constexpr):
+    """Where a batch entry starts; its coordinates come reversed. Strides: kept dimensions, then summed ones."""
+    offset = tl.full((), 0, tl.int64)
+    for d in tl.static_range(NK):
+        offset += kept[NK - 1 - d].to(tl.int64) * strides[FIRST + d]
+    for d in tl.static_range(NS):
+        offset += summed[NS - 1 - d].to(tl.int64) * strides[FIRST + NK + d]
+    return offset
+
+
+@triton.jit
+def load_matrix(ptr, offset, strides, first, local, limit, d0, D: tl.constexpr, BD: tl.constexpr, DMASK: tl.constexpr,
+                CONTIG: tl.constexpr, BIG: tl.constexpr, EDGE: tl.constexpr):
+    """[B, BD] of rows first + local and features d0 + 0..BD; with EDGE rows from `limit` on give 0."""
+    d = tl.arange(0, BD)
+    base = ptr + (offset + tl.cast(first, tl.int64) * strides[0])
+    if CONTIG:
+        base += d0
+        along = d
+    else:
+        base += tl.cast(d0, tl.int64) * strides[1]
+        along = d.to(tl.int64) * strides[1]
+        if not BIG:
+            along = along.to(tl.int32)
+    down = local.to(tl.int64) * strides[0] if BIG else local * tl.cast(strides[0], tl.int32)
+    at = base + (down[:, None] + along[None, :])
+    if EDGE:
+        if DMASK:
+            t = tl.load(at, mask=(first + local < limit)[:, None] & (d0 + d < D)[None, :], other=0.0)
+        else:
+            t = tl.load(at, mask=(first + local < limit)[:, None], other=0.0)
+    elif DMASK:
+        t = tl.load(at, mask=(d0 + d < D)[None, :], other=0.0)
+    else:
+        t = tl.load(at)
+    return t
+
+
+@triton.jit
+def as_value(t, TYPE: tl.constexpr, WIDE: tl.constexpr):
+    """An element of an operand as expressions see it. TYPE: 0 float, 1 integer, 2 boolean."""
+    if TYPE == 0:
+        v = t.to(WIDE)
+    elif TYPE == 1:
+        v = t.to(tl.int64)
+    else:
+        v = t != 0
+    return v
+
+
+@triton.jit
+def load_vectors(ptrs, offsets, strides, index, limit, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: tl.constexpr):
+    """The numbers [B] of every vector operand at `index`; 0 from `limit` on."""
+    values = ()
+    for v in tl.static_range(COUNT):
+        at = ptrs[v] + (offsets[v] + index.to(tl.int64) * strides[v][0])
+        values = values + (as_value(tl.load(at, mask=index < limit, other=0), TYPES[v], WIDE),)
+    return values
+
+
+@triton.jit
+def load_scalars(ptrs, offsets, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: tl.constexpr):
+    values = ()
+    for v in tl.static_range(COUNT):
+        values = values + (as_value(tl.load(ptrs[v] + offsets[v]), TYPES[v], WIDE),)
+    return values
+
+
+@triton.jit
+def load_tiles(ptrs, offsets, strides, rows, cols, n, k, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: tl.constexpr):
+    """The [BN, BK] part of every [N, K] operand."""
+    values = ()
+    for v in tl.static_range(COUNT):
+        at = ptrs[v] + (offsets[v] + rows.to(tl.int64)[:, None] * strides[v][0] + cols.to(tl.int64)[None, :] * strides[v][1])
+        inside = (rows < n)[:, None] & (cols < k)[None, :]
+        values = values + (as_value(tl.load(at, mask=inside, other=0), TYPES[v], WIDE),)
+    return values
+
+
+@triton.jit
+def batch_offsets(strides, COUNT: tl.constexpr, FIRST: tl.constexpr, kept, summed, NK: tl.constexpr, NS: tl.constexpr):
+    offsets = ()
+    for v in tl.static_range(COUNT):
+        offsets = offsets + (batch_offset(strides[v], FIRST, kept, summed, NK, NS),)
+    return offsets
+
+
+@triton.jit
+def product(a, b, acc, CAST: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + a @ b. CAST: 0 as they are, 1 in float32, 2 in float64."""
+    if CAST == 1:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    if CAST == 2:
+        a = a.to(tl.float64)
+        b = b.to(tl.float64)
+    if acc is None:
+        r = tl.dot(a, b, input_precision=PRECISION, out_dtype=tl.float64 if CAST == 2 else tl.float32)
+    else:
+        r = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=tl.float64 if CAST == 2 else tl.float32)
+    return r
+
+
+@triton.jit
+def weigh(acc, alpha, p, v, CAST: tl.constexpr, PRECISION: tl.constexpr):
+    """acc alpha + p @ v, the second product of a fold with a payload."""
+    if alpha is not None:
+        acc = acc * alpha[:, None]
+    return product(p, v, acc, CAST, PRECISION)
+
+
+@triton.jit
+def scaled(acc, factor):
+    """acc times a number per row, or as it is."""
+    if factor is not None:
+        acc = acc * factor[:, None]
+    return acc

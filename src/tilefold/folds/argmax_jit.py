@@ -1,0 +1,58 @@
+"""Triton functions of ArgMax, ArgMin and Sample (maximum.py): the best score and its lowest column, in any order of the columns."""
+
+import triton
+import triton.language as tl
+
+from .parts_jit import NO_COLUMN, column_of, nan_max, row_max
+
+UNIT = True
+
+
+def state(fold):
+    return (("m", -float("inf")), ("i", 2147483647))
+
+
+def bind(fold):
+    return {"finish": "finish" if fold.sign > 0 else "finish_negated"}
+
+
+@triton.jit
+def lowest(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def first_of(s, m, cols, visible):
+    """The lowest column at which a row holds its maximum m, NaN included; cols [1 or BN, BK]."""
+    hit = s == m[:, None]
+    if visible is not None:
+        hit = hit & visible
+    first = tl.reduce(tl.where(hit, cols, NO_COLUMN), 1, lowest)
+    return tl.where(m == m, first, tl.reduce(tl.where(s == s, NO_COLUMN, cols), 1, lowest))
+
+
+@triton.jit
+def step(state, s, cols, visible, unit):  # s [BN, BK]
+    m, i = state
+    best = row_max(s)
+    # where no row improves, the columns need not be known
+    if tl.max(((best >= m) | (best != best)).to(tl.int32), 0) > 0:
+        m, i = merge((m, i), (best, first_of(s, best, cols[None, :], visible)), unit)
+    return m, i
+
+
+@triton.jit
+def merge(a, b, unit):
+    tie = (a[0] == b[0]) | ((a[0] != a[0]) & (b[0] != b[0]))
+    right = (b[0] > a[0]) | ((b[0] != b[0]) & (a[0] == a[0])) | (tie & (b[1] < a[1]))
+    return tl.where(right, b[0], a[0]), tl.where(right, b[1], a[1])
+
+
+@triton.jit
+def finish(state, unit):
+    return state[0] * unit, column_of(state[1])
+
+
+@triton.jit
+def finish_negated(state, unit):
+    return -(state[0] * unit), column_of(state[1])

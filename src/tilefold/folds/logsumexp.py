@@ -1,0 +1,48 @@
+"""Log-sum-exp of each row.
+
+State: m, the running maximum, and l = sum_j exp(s_j - m); both [BN].
+    step     m' = max(m, max_j s_j);  l' = l exp(m - m') + sum_j exp(s_j - m')
+    merge    the same, with another state in the tile's place
+    finish   m + log l;  -inf where no column is visible
+    d/ds     g exp(s - result);  0 where no column is visible
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..program import Expr, op
+from .fold import Cost, Fold, Pullback, State, exp_below, finite, register
+
+
+@register
+class LogSumExp(Fold):
+    """log sum_j exp(s_ij) of each row, [.., N], float32 (float64 for float64 operands)."""
+
+    name = "logsumexp"
+    fill = -float("inf")
+    state = (("m", -float("inf")), ("l", 0.0))
+    cost = Cost(registers_per_row=2, ops=4, exps=1)
+    jit = "tilefold.folds.logsumexp_jit"
+
+    def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        m = torch.maximum(state[0], s.amax(-1))
+        base = finite(m)
+        return m, state[1] * (state[0] - base).exp_() + exp_below(s, base, own).sum(-1)
+
+    def merge(self, a: State, b: State) -> State:
+        m = torch.maximum(a[0], b[0])
+        base = finite(m)
+        return m, a[1] * (a[0] - base).exp() + b[1] * (b[0] - base).exp()
+
+    def finish(self, state: State) -> tuple[Tensor, ...]:
+        m, l = state
+        return (torch.where(torch.isinf(m), m, m + l.log()),)
+
+    def resume(self, results: tuple[Tensor, ...]) -> tuple[State, Tensor | None]:
+        (lse,) = results
+        return (lse, torch.where(lse == -float("inf"), 0.0, torch.ones_like(lse))), None
+
+    def weight(self, s: Expr, b: Pullback) -> Expr:
+        return b.row(lambda results, grads: grads[0]) * op("exp", s - b.row(lambda results, grads: finite(results[0])))  # type: ignore[arg-type, return-value]

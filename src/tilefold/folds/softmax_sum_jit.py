@@ -1,0 +1,50 @@
+"""Triton functions of softmax_sum.py. The sum l is that of the weights as they are rounded for the product with the payload."""
+
+import triton
+import triton.language as tl
+
+from .parts_jit import LN2, LOG2E, finite, nan_max, row_max
+
+UNIT = True
+
+
+def bind(fold):
+    return {"finish": "finish" if fold.neutral else "finish_strict"}
+
+
+@triton.jit
+def step(state, s, cols, visible, unit, dtype: tl.constexpr):  # s [BN, BK]
+    m, l = state
+    c = unit * LOG2E
+    m_new = nan_max(m, row_max(s))
+    base = finite(m_new) * c
+    alpha = tl.exp2(m * c - base)
+    p = tl.exp2(s * c - base[:, None]).to(dtype)
+    return (m_new, l * alpha + tl.sum(p.to(l.dtype), 1)), alpha, p
+
+
+@triton.jit
+def merge(a, b, unit):
+    m = nan_max(a[0], b[0])
+    c = unit * LOG2E
+    base = finite(m) * c
+    alpha = tl.exp2(a[0] * c - base)
+    beta = tl.exp2(b[0] * c - base)
+    return (m, a[1] * alpha + b[1] * beta), alpha, beta
+
+
+@triton.jit
+def lse(m, l, unit):
+    return tl.where(tl.abs(m) == float("inf"), m, m * unit + tl.log2(l) * LN2)
+
+
+@triton.jit
+def finish(state, unit):
+    m, l = state
+    return lse(m, l, unit), tl.where(m == -float("inf"), 0.0, 1.0 / l)
+
+
+@triton.jit
+def finish_strict(state, unit):
+    m, l = state
+    return lse(m, l, unit), 1.0 / l

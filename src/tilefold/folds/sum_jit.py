@@ -1,0 +1,21 @@
+"""Triton functions of Sum (sum.py)."""
+
+import triton
+import triton.language as tl
+
+UNIT = True
+
+
+@triton.jit
+def step(state, s, cols, visible, unit):  # s [BN, BK]
+    return (state[0] + tl.sum(s, 1),)
+
+
+@triton.jit
+def merge(a, b, unit):
+    return (a[0] + b[0],)
+
+
+@triton.jit
+def finish(state, unit):
+    return (state[0] * unit,)

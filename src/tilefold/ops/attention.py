@@ -1,0 +1,120 @@
+"""Scaled dot-product attention, without the [Sq, Sk] scores (Dao et al., FlashAttention, 2022)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+from torch import Tensor
+
+from ..errors import OptionError, ShapeError, explain
+from ..folds import SoftmaxSum
+from ..scores import fold, mask, scores
+from ..scores.mask import ALIGNMENTS, Mask
+
+Causal = bool | Literal["top_left", "bottom_right"]
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ..., **options: Any) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Any) -> tuple[Tensor, Tensor]: ...
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: Causal = False,
+    scale: float | Tensor | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    mask: Tensor | Mask | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """softmax(scale q k^T + bias) v of each head, [B, H, Sq, Dv] in q's type.
+
+    Args:
+        q: [B, H, Sq, D]
+        k: [B, Hkv, Sk, D]; H is a multiple of Hkv, and head h reads key head h // (H / Hkv)
+        v: [B, Hkv, Sk, Dv]
+        causal: "top_left": query i sees keys j <= i; "bottom_right": the last query sees all keys. True: either, for Sq = Sk only.
+        scale: factor of q.k, a number or a tensor (differentiable); default 1 / sqrt(D). Any sign.
+        window: (left, right) keys visible beside a query's own place, both inclusive; None: no bound on that side.
+            Aligned as `causal`, top_left without it.
+        softcap: c tanh(s / c) in the place of the scaled s
+        bias: added to the scores, broadcastable to [B, H, Sq, Sk]; differentiable
+        mask: a boolean tensor broadcastable to [B, H, Sq, Sk], True = visible, or one of `tilefold.mask`
+        return_lse: also give the log-sum-exp of each query's scores, [B, H, Sq] float32, differentiable
+    Returns:
+        A query that sees no key gives 0 (log-sum-exp -inf) and gets gradient 0.
+    Raises:
+        ShapeError: for shapes, devices or data types that do not go together
+        OptionError: for an unknown alignment, or causal=True with Sq != Sk
+    """
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 4:
+            raise ShapeError(explain(name, f"shape {tuple(t.shape)}", "four dimensions, [B, H, S, D]"))
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
+        was = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        raise ShapeError(explain("q, k, v", was, "[B, H, Sq, D], [B, Hkv, Sk, D], [B, Hkv, Sk, Dv]"))
+    if kv_heads == 0 or heads % kv_heads:
+        raise ShapeError(explain("k", f"{kv_heads} heads for {heads} query heads", "a number of heads that divides q's"))
+    align = _alignment(causal, q.shape[2], k.shape[2])
+    grouped = heads != kv_heads
+    if grouped:
+        q, k, v = q.unflatten(1, (kv_heads, -1)), k.unsqueeze(2), v.unsqueeze(2)
+    s = scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = s.softcap(softcap)
+    if bias is not None:
+        s = s + (_grouped(bias, kv_heads) if grouped else bias)
+    if causal:
+        s = s.visible(masks.causal(align))
+    if window is not None:
+        s = s.visible(masks.window(*window, align=align))
+    if mask is not None:
+        s = s.visible(_grouped(mask, kv_heads) if grouped else mask)
+    out, lse = fold(s, SoftmaxSum(v, return_lse=True))
+    if grouped:
+        out, lse = out.flatten(1, 2), lse.flatten(1, 2)
+    out = out.to(q.dtype)
+    return (out, lse) if return_lse else out
+
+
+masks = mask
+
+
+def _alignment(causal: Causal, queries: int, keys: int) -> str:
+    if causal is True and queries != keys:
+        was = f"True with Sq = {queries} and Sk = {keys}"
+        raise OptionError(explain("causal", was, " or ".join(map(repr, ALIGNMENTS)) + ": the two differ when Sq != Sk"))
+    if isinstance(causal, str):
+        if causal not in ALIGNMENTS:
+            raise OptionError(explain("causal", repr(causal), "False, True, " + " or ".join(map(repr, ALIGNMENTS))))
+        return causal
+    return "top_left"
+
+
+def _grouped(m: Any, kv_heads: int) -> Any:
+    """A tensor over [B, H, Sq, Sk], or a mask of such tensors, with the heads in groups."""
+    if not isinstance(m, Tensor):
+        if isinstance(m, masks.Lengths):
+            t = m.lengths
+            t = t[..., None] if t.dim() < 2 or t.shape[-1] == 1 else t.unflatten(-1, (kv_heads, -1))
+            return masks.Lengths(t.unsqueeze(-1) if t.dim() == 2 else t)
+        if isinstance(m, masks.Blocks):
+            return masks.Blocks(_grouped(m.table, kv_heads), m.size)
+        if isinstance(m, masks.Segments):
+            return masks.Segments(_grouped_rows(m.rows, kv_heads), _grouped_rows(m.cols, kv_heads))
+        return m
+    if m.dim() < 3:
+        return m
+    return m.unsqueeze(-3) if m.shape[-3] == 1 else m.unflatten(-3, (kv_heads, -1))
+
+
+def _grouped_rows(t: Tensor, kv_heads: int) -> Tensor:
+    if t.dim() < 2:
+        return t
+    return t.unsqueeze(-2) if t.shape[-2] == 1 else t.unflatten(-2, (kv_heads, -1))

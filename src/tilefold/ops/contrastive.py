@@ -1,0 +1,49 @@
+"""Contrastive losses over all pairs of a batch, without the [N, N] logits."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import OptionError, ShapeError, explain
+from ..folds import LogSumExp, Sum
+from ..scores import col_index, fold, row_index, scores
+
+KINDS = ("clip", "siglip")
+
+
+def contrastive_loss(
+    a: Tensor,
+    b: Tensor,
+    *,
+    scale: float | Tensor = 1.0,
+    bias: float | Tensor = 0.0,
+    kind: str = "clip",
+    normalize: bool = True,
+) -> Tensor:
+    """The contrastive loss of N pairs (a_i, b_i), a scalar.
+
+    Args:
+        a, b: [N, D], the two views of each pair
+        scale: factor of the similarities (1 / temperature), a number or a 0-d tensor; learnable
+        bias: added to the scaled similarities, a number or a 0-d tensor; only "siglip" depends on it
+        kind: "clip": the mean of both directions' cross-entropies (Radford et al., 2021);
+            "siglip": sum over all pairs of -log sigmoid(+-s) / N, + for i = j (Zhai et al., 2023)
+        normalize: whether to scale a and b to unit length first
+    Raises:
+        ShapeError, OptionError: naming the argument
+    """
+    if a.dim() != 2 or a.shape != b.shape:
+        raise ShapeError(explain("a, b", f"shapes {tuple(a.shape)} and {tuple(b.shape)}", "the same shape [N, D]"))
+    if kind not in KINDS:
+        raise OptionError(explain("kind", repr(kind), " or ".join(map(repr, KINDS))))
+    if normalize:
+        a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
+    s = scores(a, b) * scale + bias
+    if kind == "siglip":
+        signed = torch.where(row_index() == col_index(), s, -s)
+        return -fold(signed.logsigmoid(), Sum()).sum() / a.shape[0]
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    own = (a.to(wide) * b.to(wide)).sum(-1) * scale + bias
+    return (fold(s, LogSumExp()) + fold(s.mT, LogSumExp())).mul(0.5).sub(own).mean()

@@ -1,0 +1,71 @@
+"""Sampling a token from a language model's head without its logits (the Gumbel-max trick, tile by tile)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import OptionError, ShapeError, explain
+from ..folds import Sample
+from ..scores import fold, scores
+
+GREEDY = 2.0**-66  # scores up to 2^62 stay finite, and a difference of 2^-61 still outweighs the noise
+
+
+def sample(
+    input: Tensor,
+    linear_weight: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    seed: int | Tensor = 0,
+    stream: Tensor | None = None,
+    position: int | Tensor = 0,
+    linear_bias: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """One class of each row, drawn from softmax(input @ linear_weight^T / temperature), [..] int64.
+
+    A draw depends on (seed, stream of the row, position, class) alone: not on the batch, the tile or the backend.
+
+    Args:
+        input: [.., D]
+        linear_weight: [V, D]
+        temperature: a number or one per row [..], >= 0; 0 takes the most probable class
+        seed: an int, or an integer tensor of one element or one per row [..]
+        stream: [..] integers that tell rows apart; default: the row's number. Equal rows of one seed and stream draw alike.
+        position: an int or [..] integers, the token's place in its sequence
+        linear_bias: [V]
+        softcap: c tanh(logit / c) in the place of the logit
+    Raises:
+        ShapeError, OptionError; IndexError for V = 0
+    """
+    lead = input.shape[:-1]
+    rows = input.reshape(-1, input.shape[-1])
+    s = scores(rows, linear_weight)
+    if linear_bias is not None:
+        s = s + linear_bias
+    s = s.softcap(softcap)
+    if isinstance(temperature, Tensor):
+        if temperature.shape != lead and temperature.numel() != 1:
+            raise ShapeError(explain("temperature", f"shape {tuple(temperature.shape)}", f"{list(lead)} or one element"))
+        t = temperature.reshape(-1, 1).to(torch.float32)
+        greedy = t == 0
+        # scores of a greedy row are spread so far that the noise, at most 23, can't change their order
+        s = s / torch.where(greedy, GREEDY, t)
+    elif temperature < 0:
+        raise OptionError(explain("temperature", str(temperature), "a number >= 0"))
+    elif temperature == 0:
+        return s.argmax(-1).reshape(lead)
+    else:
+        s = s / temperature
+
+    def per_row(name: str, value: int | Tensor | None) -> int | Tensor | None:
+        if isinstance(value, Tensor):
+            if value.is_floating_point() or (value.shape != lead and value.numel() != 1):
+                was = f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+                raise ShapeError(explain(name, was, f"integers of shape {list(lead)} or one element"))
+            return value.reshape(-1)
+        return value
+
+    draw = Sample(per_row("seed", seed), per_row("stream", stream), per_row("position", position))  # type: ignore[arg-type]
+    return fold(s, draw).reshape(lead)  # type: ignore[no-any-return]

@@ -1,0 +1,175 @@
+"""Expressions and Programs as text: what a traced function may hold, and what is cached by structure.
+
+torch.compile treats a string as a constant. Every function here takes and gives strings, numbers and tuples of them, is run at trace time
+(`assume_constant_result`) and remembers its answers, so that a warmed call costs a look-up.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.compiler import assume_constant_result
+
+from .expr import Const, Data, Expr, Index, Leaf, Size, op, remap, rewrite, transpose
+from .program import Mask, Output, Program, dump_nodes, load_nodes
+
+F = TypeVar("F", bound=Callable[..., Any])
+MaskText = tuple[str, "str | None", "str | None", "int | None", tuple[int, int], "str | None"]
+
+
+def constant(fn: F) -> F:
+    """Remembers answers, and is a constant to torch.compile."""
+    cached = functools.lru_cache(maxsize=8192)(fn)
+
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        return cached(*args)
+
+    return assume_constant_result(call)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=8192)
+def parse(text: str) -> Expr:
+    return load_nodes(json.loads(text))[-1]
+
+
+def dump(expr: Expr) -> str:
+    return json.dumps(dump_nodes(expr)[0], separators=(",", ":"))
+
+
+def _maybe(text: str | None, fn: Callable[[Expr], Expr]) -> str | None:
+    return None if text is None else dump(fn(parse(text)))
+
+
+@constant
+def leaf(rows: int, cols: int) -> str:
+    return dump(Leaf(rows, cols))
+
+
+@constant
+def data(operand: int, kind: str, type: str) -> str:
+    return dump(Data(operand, kind, type))
+
+
+@constant
+def number(value: float | int | bool, type: str) -> str:
+    """type stands beside the value because 1, 1.0 and True are equal keys."""
+    return dump(Const({"float": float, "int": int, "bool": bool}[type](value)))
+
+
+@constant
+def index(axis: str) -> str:
+    return dump(Index(axis))
+
+
+@constant
+def size(axis: str) -> str:
+    return dump(Size(axis))
+
+
+@constant
+def apply(name: str, *args: str) -> str:
+    return dump(op(name, *map(parse, args)))
+
+
+@constant
+def renumber(text: str | None, numbers: tuple[int, ...]) -> str | None:
+    """Operand i becomes numbers[i]."""
+    return _maybe(text, lambda e: remap(e, dict(enumerate(numbers))))
+
+
+@constant
+def transposed(text: str | None) -> str | None:
+    return _maybe(text, transpose)
+
+
+@constant
+def moved(text: str | None, axis: str, offset: int, step: int) -> str | None:
+    """The expression after taking a slice of the rows or columns: its index i is offset + step * i of the old one."""
+
+    def change(node: Expr) -> Expr | None:
+        return Index(axis) * step + offset if node is Index(axis) else None
+
+    return _maybe(text, lambda e: rewrite(e, change))
+
+
+@constant
+def indexed(text: str | None, axis: str, operand: int) -> str | None:
+    """The expression with the index of an axis read from an operand."""
+    return _maybe(text, lambda e: rewrite(e, lambda n: Data(operand, axis, "int") if n is Index(axis) else None))
+
+
+@constant
+def sized(text: str | None, axis: str, value: int) -> str | None:
+    """The expression with the size of an axis fixed, before a slice changes it."""
+    return _maybe(text, lambda e: rewrite(e, lambda n: Const(value) if n is Size(axis) else None))
+
+
+@constant
+def type_of(text: str) -> str:
+    return parse(text).type
+
+
+@constant
+def varies_with(text: str) -> tuple[str, ...]:
+    return tuple(sorted(parse(text).varies))
+
+
+@constant
+def mask_and(a: MaskText, b: MaskText) -> MaskText:
+    """Both masks at once. An interval along the other axis becomes a pointwise test."""
+
+    def both(name: str, x: str | None, y: str | None) -> str | None:
+        return apply(name, x, y) if x is not None and y is not None else x if y is None else y
+
+    axis, lo, hi, block, block_size, test = a
+    other_axis, other_lo, other_hi, other_block, other_size, other_test = b
+    if lo is None and hi is None:
+        axis = other_axis
+    elif other_axis != axis:
+        here = index({"row": "col", "col": "row"}[other_axis])
+        for name, bound in (("ge", other_lo), ("lt", other_hi)):
+            if bound is not None:
+                other_test = both("and", other_test, apply(name, here, bound))
+        other_lo = other_hi = None
+    if block is not None and other_block is not None:
+        raise ValueError("mask: two block masks on one score; combine them into one table")
+    if block is None:
+        block, block_size = other_block, other_size
+    return axis, both("maximum", lo, other_lo), both("minimum", hi, other_hi), block, block_size, both("and", test, other_test)
+
+
+@constant
+def program(
+    kinds: tuple[str, ...],
+    outputs: tuple[tuple[str, str, tuple[tuple[str, Any], ...], int | None], ...],
+    mask: MaskText | None,
+) -> tuple[str, tuple[int, ...]]:
+    """The text of a Program over the operands it reads, and their numbers.
+
+    Args:
+        outputs: (fold, expression, options, payload operand) each
+    """
+    made = tuple(Output(fold, parse(e), options, payload) for fold, e, options, payload in outputs)
+    m = None
+    if mask is not None:
+        axis, lo, hi, block, block_size, test = mask
+        at = lambda t: None if t is None else parse(t)  # noqa: E731
+        m = Mask(axis, at(lo), at(hi), block, block_size, at(test))
+    pruned, kept = Program(kinds, made, m).prune()
+    return pruned.text, kept
+
+
+@constant
+def scalar_to_row(text: str | None, operand: int) -> str | None:
+    """The expression with a scalar operand read per row."""
+
+    def change(node: Expr) -> Expr | None:
+        if isinstance(node, Data) and node.operand == operand:
+            return Data(operand, "row", node.type)
+        return None
+
+    return _maybe(text, lambda e: rewrite(e, change))

@@ -1,0 +1,350 @@
+"""`tf.scores`, `tf.outer`, `tf.fold` and `tf.stream`: how scores are made, and how they are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import folds
+from ..errors import FoldError, LabelError, OptionError, ShapeError, explain
+from ..execute.operator import fold as run_fold
+from ..execute.operator import type_names
+from ..folds.fold import Fold
+from ..folds.lower import lowered
+from ..folds.topk import COMBINABLE_K, MAX_K
+from ..program import text
+from .core import Normalized, Scores, _same_device, _versions, number
+from .debug import can_look_at
+
+METRICS = ("dot", "cosine", "sqeuclidean", "euclidean")
+MAX_COORDINATES = 16
+
+
+def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
+    """Lazy scores of every row of x against every row of y, [.., N, K].
+
+    Args:
+        x: [.., N, D] float16, bfloat16, float32 or float64
+        y: [.., K, D]; leading dimensions broadcast (grouped heads need no copies of the keys), data types may differ
+        metric: "dot" x_i . y_j; "cosine"; "sqeuclidean" |x_i - y_j|^2; "euclidean" |x_i - y_j|
+    Returns:
+        Scores: nothing is computed yet; see `Scores` and `fold`. Products accumulate in float32, or float64 for float64 operands.
+    Raises:
+        ShapeError: for sizes D, devices or data types that do not go together
+        OptionError: for an unknown metric
+    """
+    for name, t in (("x", x), ("y", y)):
+        if not isinstance(t, Tensor):
+            raise TypeError(explain(name, type(t).__name__, "a tensor"))
+        if t.dim() < 2:
+            raise ShapeError(explain(name, f"shape {tuple(t.shape)}", "at least two dimensions, [.., N, D]"))
+        if not t.is_floating_point():
+            raise ShapeError(explain(name, f"a tensor of {t.dtype}", "float16, bfloat16, float32 or float64; convert it first"))
+    if x.shape[-1] != y.shape[-1]:
+        raise ShapeError(explain("x, y", f"D = {x.shape[-1]} and {y.shape[-1]}", "the same last size D"))
+    _same_device(x.device, y.device, "x, y")
+    if metric not in METRICS:
+        raise OptionError(explain("metric", repr(metric), ", ".join(map(repr, METRICS))))
+    try:
+        batch = x.shape[:-2] if x.shape[:-2] == y.shape[:-2] else torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    except RuntimeError:
+        was = f"leading dimensions {tuple(x.shape[:-2])} and {tuple(y.shape[:-2])}"
+        raise ShapeError(explain("x, y", was, "leading dimensions that broadcast")) from None
+    x, y = _autocast(x), _autocast(y)
+    if not torch.is_grad_enabled():
+        x, y = x.detach(), y.detach()
+    if metric in ("sqeuclidean", "euclidean"):
+        x, y = _centred(x, y)
+    dtype = x.dtype if x.dtype == y.dtype else torch.promote_types(x.dtype, y.dtype)
+    s = Scores((x, y), ("rows", "cols"), text.leaf(0, 1), None, tuple(batch), x.shape[-2], y.shape[-2], dtype)
+    return s if metric == "dot" else _METRIC[metric](s, x, y)
+
+
+def _autocast(t: Tensor) -> Tensor:
+    """The type that torch's matmul would compute in."""
+    kind = t.device.type
+    if torch.is_autocast_enabled(kind) and t.dtype != torch.float64:
+        return t.to(torch.get_autocast_dtype(kind))
+    return t
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sides moved by one point near the mean of y, so that |x|^2 + |y|^2 - 2 x.y does not cancel far from the origin.
+
+    The point lies on a grid as coarse as the data's spread: integers stay integers. bfloat16 is left alone: its own
+    rounding is already coarser than the float32 cancellation.
+    """
+    if x.dtype == torch.bfloat16 or y.dtype == torch.bfloat16 or y.shape[-2] == 0:
+        return x, y
+    with torch.no_grad():
+        wide = _wide(y)
+        mean = wide.mean(-2, keepdim=True)
+        spread = (wide - mean).abs().amax((-2, -1), keepdim=True)
+        grid = torch.exp2(torch.floor(torch.log2(spread.clamp(min=torch.finfo(wide.dtype).tiny))))
+        point = (mean / grid).round() * grid
+        point = torch.where(point.isfinite(), point, 0.0)
+    return (_wide(x) - point).to(x.dtype), (_wide(y) - point).to(y.dtype)
+
+
+def _cosine(s: Scores, x: Tensor, y: Tensor) -> Scores:
+    return s.mul(_inverse_norm(x).unsqueeze(-1)).mul(_inverse_norm(y).unsqueeze(-2))
+
+
+def _inverse_norm(t: Tensor) -> Tensor:
+    # like F.cosine_similarity: a zero vector has similarity 0, not NaN
+    return 1.0 / torch.linalg.vector_norm(_wide(t), dim=-1).clamp(min=1e-8)
+
+
+def _sqeuclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
+    norms = s.mul(-2.0).add(_wide(x).square().sum(-1).unsqueeze(-1)).add(_wide(y).square().sum(-1).unsqueeze(-2))
+    return norms.relu()
+
+
+def _euclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
+    square = _sqeuclidean(s, x, y)
+    apart = square.gt(0.0)
+    # like torch.cdist: the gradient at distance 0 is 0
+    return apart.where_else(apart.where_else(square, 1.0).sqrt(), 0.0)
+
+
+_METRIC = {"cosine": _cosine, "sqeuclidean": _sqeuclidean, "euclidean": _euclidean}
+
+
+class _Vector:
+    """The D coordinates of a point, as `tf.outer`'s function sees them."""
+
+    __hash__ = object.__hash__
+
+    def __init__(self, coordinates: Sequence[Any]) -> None:
+        self.coordinates = list(coordinates)
+
+    def __len__(self) -> int:
+        return len(self.coordinates)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.coordinates[i]
+
+    def _each(self, fn: Callable[..., Any], *others: Any) -> _Vector:
+        rows = [o.coordinates if isinstance(o, _Vector) else [o] * len(self) for o in others]
+        return _Vector([fn(c, *rest) for c, *rest in zip(self.coordinates, *rows, strict=True)])
+
+    def __add__(self, other: Any) -> _Vector:
+        return self._each(lambda a, b: a + b, other)
+
+    def __sub__(self, other: Any) -> _Vector:
+        return self._each(lambda a, b: a - b, other)
+
+    def __mul__(self, other: Any) -> _Vector:
+        return self._each(lambda a, b: a * b, other)
+
+    def __truediv__(self, other: Any) -> _Vector:
+        return self._each(lambda a, b: a / b, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rsub__(self, other: Any) -> _Vector:
+        return self._each(lambda a, b: b - a, other)
+
+    def __neg__(self) -> _Vector:
+        return self._each(lambda a: -a)
+
+    def __abs__(self) -> _Vector:
+        return self._each(lambda a: a.abs())
+
+    def __pow__(self, power: float) -> _Vector:
+        return self._each(lambda a: a**power)
+
+    def sum(self, dim: int = -1) -> Any:
+        total = self.coordinates[0]
+        for c in self.coordinates[1:]:
+            total = total + c
+        return total
+
+    def amax(self, dim: int = -1) -> Any:
+        best = self.coordinates[0]
+        for c in self.coordinates[1:]:
+            best = best.maximum(c)
+        return best
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: self._each(lambda a: getattr(a, name)(*args))
+
+
+def outer(fn: Callable[[Any, Any], Any], rows: Tensor, columns: Tensor) -> Scores:
+    """Lazy scores that no matrix product makes: fn(x_i, y_j) of a few coordinates.
+
+    Args:
+        fn: of two vectors with elementwise arithmetic, abs, exp, .., `v[d]`, and .sum(-1) or .amax(-1) over the D coordinates:
+            `lambda x, y: (x - y).abs().sum(-1)` is the L1 distance
+        rows: [.., N, D], D <= 16
+        columns: [.., K, D]
+    Raises:
+        ShapeError: for sizes or devices that do not go together; OptionError: for D > 16.
+    """
+    for name, t in (("rows", rows), ("columns", columns)):
+        if t.dim() < 2 or not t.is_floating_point():
+            raise ShapeError(explain(name, f"{t.dtype} of shape {tuple(t.shape)}", "a floating-point tensor [.., N, D]"))
+    if rows.shape[-1] != columns.shape[-1]:
+        raise ShapeError(explain("rows, columns", f"D = {rows.shape[-1]} and {columns.shape[-1]}", "the same last size D"))
+    if not 1 <= rows.shape[-1] <= MAX_COORDINATES:
+        raise OptionError(explain("D", str(rows.shape[-1]), f"1 to {MAX_COORDINATES} coordinates; use tf.scores for more"))
+    _same_device(rows.device, columns.device, "rows, columns")
+    batch = torch.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
+    dtype = torch.promote_types(rows.dtype, columns.dtype)
+    n, k = rows.shape[-2], columns.shape[-2]
+    d = rows.shape[-1]
+    operands = (*(t.unsqueeze(-1) for t in rows.unbind(-1)), *(t.unsqueeze(-2) for t in columns.unbind(-1)))
+    kinds = ("row",) * d + ("col",) * d
+    base = Scores(operands, kinds, text.number(0, "int"), None, tuple(batch), n, k, dtype)
+    points = [base._with(expr=text.data(i, kind, "float"), versions=base._versions) for i, kind in enumerate(kinds)]
+    made = fn(_Vector(points[:d]), _Vector(points[d:]))
+    if not isinstance(made, Scores):
+        raise OptionError(explain("fn", f"a function that returned {type(made).__name__}", "one number per pair: reduce with .sum(-1)"))
+    return made
+
+
+def fold(s: Any, *args: Fold, **named: Fold) -> Any:
+    """Reduces each row of scores, in one pass for all the folds.
+
+    Args:
+        s: scores; or a list of scores that are shards of the columns, in order: the result is that of the unsharded scores
+        args, named: folds. Each names what it gives: `tf.fold(s, lse=tf.LogSumExp(), hit=tf.Gather(labels))`
+    Returns:
+        one fold: its result; several positional ones: a tuple; named ones: a dict with `.lse` and `["lse"]`.
+        Differentiable in the operands, the payloads, and every tensor of the expression.
+    Raises:
+        ShapeError, OptionError, LabelError: naming the argument
+        RuntimeError: an operand was changed in place after the scores were made
+        FoldError: the folds can't be combined in one pass
+    """
+    if not args and not named:
+        raise OptionError(explain("folds", "none", "at least one fold, such as tf.LogSumExp()"))
+    every = (*args, *named.values())
+    for f in every:
+        if not isinstance(f, Fold):
+            raise OptionError(explain("fold", type(f).__name__, "a fold, such as tf.LogSumExp() (an instance)"))
+    if isinstance(s, (list, tuple)):
+        from .merge import fold_shards
+
+        results = fold_shards(list(s), every)
+    else:
+        results = run(s.scores if isinstance(s, Normalized) else s, every)
+    public = [f.public(r) for f, r in zip(every, results, strict=True)]
+    if named:
+        return Results({**{str(i): r for i, r in enumerate(public[: len(args)])}, **dict(zip(named, public[len(args) :], strict=True))})
+    return public[0] if len(public) == 1 else tuple(public)
+
+
+class Results(dict[str, Any]):
+    """Named results, by key or attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no result {name!r}; there are {', '.join(self)}") from None
+
+
+def check(s: Scores, every: Sequence[Fold]) -> None:
+    """What must hold before anything runs."""
+    if not isinstance(s, Scores):
+        raise TypeError(explain("s", type(s).__name__, "scores, made by tf.scores"))
+    if _versions(s._operands) != s._versions:
+        raise RuntimeError("scores: an operand was changed in place after the scores were made; make the scores again")
+    for f in every:
+        k = getattr(f, "k", None)
+        if k is not None and f.name in ("topk", "bottomk"):
+            if not 1 <= k <= MAX_K:
+                raise OptionError(explain("k", str(k), f"1 to {MAX_K}"))
+            if k > s._k:
+                raise OptionError(explain("k", str(k), f"at most K = {s._k}, the number of columns"))
+            if k > COMBINABLE_K and len(every) > 1:
+                raise FoldError(explain("k", f"{k} beside other folds", f"at most {COMBINABLE_K} in one pass; fold it alone"))
+        if s._k == 0 and not f.neutral_result:
+            raise IndexError(explain("s", "scores with no column (K = 0)", f"at least one column: {f.name} of nothing has no value"))
+        if f.payload is not None:
+            v = f.payload
+            if v.dim() < 2 or v.shape[-2] != s._k:
+                raise ShapeError(explain("payload", f"shape {tuple(v.shape)}", f"[.., K, Dv] with K = {s._k}"))
+            if not v.is_floating_point():
+                raise ShapeError(explain("payload", f"a tensor of {v.dtype}", "a floating-point tensor"))
+            _same_device(s.device, v.device, "payload")
+        if f.name == "gather":
+            check_index(f.extras[0], s._k)  # type: ignore[arg-type]
+
+
+def check_index(index: Tensor, k: int) -> None:
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
+        raise ShapeError(explain("index", str(getattr(index, "dtype", type(index).__name__)), "a tensor of integers"))
+    if can_look_at(index) and index.numel():
+        low, high = (int(v) for v in index.aminmax())
+        if low < 0 or high >= k:
+            raise LabelError(explain("index", f"values from {low} to {high}", f"0 to {k - 1}"))
+
+
+def run(s: Scores, every: Sequence[Fold], wide: bool = False) -> list[tuple[Tensor, ...]]:
+    """All results of each fold, in one pass; `wide`: payload results in float32 or float64, to be merged further."""
+    check(s, every)
+    outputs, dtypes = [], []
+    for f in every:
+        extras: list[str | None] = []
+        for e in f.extras:
+            if isinstance(e, Tensor):
+                s, added = s._row_data(e, f.name)
+                extras.append(added)
+            else:
+                extras.append(None if e is None else number(e))
+        payload = None
+        dtype = torch.float32
+        if f.payload is not None:
+            v = f.payload if torch.is_grad_enabled() else f.payload.detach()
+            payload = len(s._operands)
+            batch = s._batch if v.dim() == 2 or v.shape[:-2] == s._batch else tuple(torch.broadcast_shapes(s._batch, v.shape[:-2]))
+            s = s._with(
+                operands=(*s._operands, v), kinds=(*s._kinds, "cols"), batch=batch, versions=(*s._versions, 0)
+            )
+            dtype = v.dtype if v.dtype == s._dtype else torch.promote_types(v.dtype, s._dtype)
+            dtype = torch.promote_types(dtype, torch.float32) if wide else dtype
+        outputs.append((f.name, extras, f.options, payload))
+        dtypes.append(dtype)
+    made = tuple(
+        (name, lowered(s._expr, name, options, tuple(extras)), options, payload) for name, extras, options, payload in outputs
+    )
+    program, kept = text.program(s._kinds, made, s._mask)
+    flat = run_fold([s._operands[i] for i in kept], program, [*s._batch, s._n, s._k], type_names(*dtypes))
+    results, start = [], 0
+    for f in every:
+        results.append(tuple(flat[start : start + len(f.results)]))
+        start += len(f.results)
+    return results
+
+
+def stream(x: Tensor, chunks: Iterable[Any], *args: Fold, metric: str = "dot", transform: Callable[[Scores], Scores] | None = None, **named: Fold) -> Any:
+    """Folds column chunks that never lie in memory together, forward only.
+
+    Args:
+        x: [.., N, D]
+        chunks: an iterable of y chunks [.., K_c, D], or of (y chunk, payload chunk [.., K_c, Dv]) for folds with a payload
+        args, named: folds, as for `fold`; a fold with a payload is given without it, `tf.SoftmaxSum()`
+        metric: as for `scores`
+        transform: what to do with each chunk's scores before the fold, for example `lambda s: s / 0.7`; `col_index` counts within the chunk
+    Returns:
+        as `fold`, for all chunks together; columns are numbered through
+    """
+    from .merge import fold_stream
+
+    every = (*args, *named.values())
+    results = fold_stream(x, chunks, every, metric, transform)
+    public = [f.public(r) for f, r in zip(every, results, strict=True)]
+    if named:
+        return Results({**{str(i): r for i, r in enumerate(public[: len(args)])}, **dict(zip(named, public[len(args) :], strict=True))})
+    return public[0] if len(public) == 1 else tuple(public)

@@ -1,0 +1,146 @@
+"""Structured masks: which columns a row sees. A loop skips the tiles that a mask hides.
+
+Use them with `Scores.visible(mask, ...)`. A plain boolean tensor (True = visible) also works there, and is read tile by tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import OptionError, ShapeError, explain
+from ..program import text
+
+ALIGNMENTS = ("top_left", "bottom_right")
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Row i sees columns j <= i + offset; offset is 0 (top_left) or K - N (bottom_right)."""
+
+    align: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """Row i sees i + offset - left <= j <= i + offset + right; None: no bound on that side."""
+
+    left: int | None
+    right: int | None
+    align: str
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Every row of batch entry b sees columns j < lengths[b]."""
+
+    lengths: Tensor
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A row sees the columns of its own segment."""
+
+    rows: Tensor
+    cols: Tensor
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Row i sees column j where table[i // size[0], j // size[1]] is True."""
+
+    table: Tensor
+    size: tuple[int, int]
+
+
+Mask = Causal | Window | Lengths | Segments | Blocks
+
+
+def _aligned(align: str, argument: str = "align") -> str:
+    if align not in ALIGNMENTS:
+        raise OptionError(explain(argument, repr(align), " or ".join(map(repr, ALIGNMENTS))))
+    return align
+
+
+def causal(align: str = "top_left") -> Causal:
+    """A causal mask: row i sees columns j <= i + offset.
+
+    Args:
+        align: "top_left": offset 0, as is_causal of scaled_dot_product_attention;
+            "bottom_right": offset K - N, the last row sees every column, as flash-attention
+    Raises:
+        OptionError: for another align.
+    """
+    return Causal(_aligned(align))
+
+
+def window(left: int | None, right: int | None, *, align: str = "top_left") -> Window:
+    """A sliding window, inclusive on both sides: row i sees i + offset - left <= j <= i + offset + right.
+
+    Args:
+        left, right: how many columns on each side; None: all. (W - 1, 0) is a causal window of W tokens.
+        align: as in `causal`
+    Raises:
+        OptionError: for a negative width or another align.
+    """
+    for name, width in (("left", left), ("right", right)):
+        if width is not None and width < 0:
+            raise OptionError(explain(name, str(width), "a number of columns >= 0, or None for no bound"))
+    return Window(left, right, _aligned(align))
+
+
+def lengths(lengths: Tensor) -> Lengths:
+    """Padding: in batch entry b only the columns j < lengths[b] are visible.
+
+    Args:
+        lengths: integers, of the scores' batch shape (or broadcastable to it)
+    Raises:
+        ShapeError: for a tensor that is not of integers.
+    """
+    if lengths.is_floating_point():
+        raise ShapeError(explain("lengths", f"a tensor of {lengths.dtype}", "a tensor of integers"))
+    return Lengths(lengths)
+
+
+def segments(rows: Tensor, cols: Tensor | None = None) -> Segments:
+    """Packed sequences: row i sees the columns j of its own segment, cols[j] == rows[i].
+
+    Args:
+        rows: [.., N] integers, the segment of each row
+        cols: [.., K] integers that never decrease along the last axis; default: rows
+    Raises:
+        ShapeError: for tensors that are not of integers.
+    """
+    cols = rows if cols is None else cols
+    for name, t in (("rows", rows), ("cols", cols)):
+        if t.is_floating_point():
+            raise ShapeError(explain(name, f"a tensor of {t.dtype}", "a tensor of integers"))
+    return Segments(rows, cols)
+
+
+def blocks(table: Tensor, size: tuple[int, int]) -> Blocks:
+    """A block mask: row i sees column j where table[.., i // size[0], j // size[1]] is True.
+
+    Args:
+        table: [.., ceil(N / size[0]), ceil(K / size[1])] boolean
+        size: rows and columns of a block
+    Raises:
+        OptionError: for a size below 1.
+    """
+    if min(size) < 1:
+        raise OptionError(explain("size", str(size), "two numbers >= 1"))
+    return Blocks(table, (int(size[0]), int(size[1])))
+
+
+def offset(align: str) -> str:
+    """The number that is added to the row's index, as an expression."""
+    return text.number(0, "int") if align == "top_left" else text.apply("sub", text.size("col"), text.size("row"))
+
+
+def interval(mask: Causal | Window) -> text.MaskText:
+    here = text.apply("add", text.index("row"), offset(mask.align))
+    left, right = (None, 0) if isinstance(mask, Causal) else (mask.left, mask.right)
+    lo = None if left is None else text.apply("sub", here, text.number(left, "int"))
+    hi = None if right is None else text.apply("add", here, text.number(right + 1, "int"))
+    return ("row", lo, hi, None, (0, 0), None)
