@@ -69,6 +69,7 @@ class _Plan:
     hi: int | None
     test: int | None
     folds: tuple[folds.Fold, ...]
+    plain: bool  # one result tensor a row result: no sums over the columns, no `like`
 
 
 @functools.lru_cache(maxsize=1024)
@@ -115,6 +116,7 @@ def _plan(program: Program) -> _Plan:
         at(mask.hi),
         at(mask.test),
         tuple(folds.lookup(o) for o in program.outputs),
+        all(o.axis == "row" and o.like is None for o in program.outputs),
     )
 
 
@@ -133,6 +135,9 @@ class _Box:
 
 def _boxes(operands: Sequence[Tensor], batch: tuple[int, ...], target: int) -> Iterator[_Box]:
     """Splits the batch into boxes of about `target` entries: whole trailing dimensions, a part of one, one of each leading one."""
+    if not batch:
+        yield _Box((), (), [t.unsqueeze(0) for t in operands])
+        return
     size = [1] * len(batch)
     for d in reversed(range(len(batch))):
         size[d] = max(1, min(batch[d], target // math.prod(size[d + 1 :])))
@@ -162,7 +167,7 @@ def _wide(t: Tensor, dtype: torch.dtype) -> Tensor:
 def _matmul(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
     """a [1 or Bt, M, D] @ b [1 or Bt, D, J]."""
     if a.shape[0] == 1 and b.shape[0] == 1:
-        return torch.mm(a[0], b[0], out=None if out is None else out[0]).unsqueeze(0) if out is None else _mm_into(a, b, out)
+        return torch.mm(a[0], b[0]).unsqueeze(0) if out is None else _mm_into(a, b, out)
     count = max(a.shape[0], b.shape[0])
     return torch.bmm(a.expand(count, -1, -1), b.expand(count, -1, -1), out=out)
 
@@ -206,7 +211,7 @@ class _Accumulator:
         if not summed:
             target = part[..., index, :]
             if box.count == 1:
-                target.reshape(target.shape[-2:]).addmm_(p[0], v[0]) if target.numel() == 0 else _flat(target).addmm_(p[0], v[0])
+                _flat(target).addmm_(p[0], v[0])
                 return
         self.add(box, (index, slice(None)), _matmul(p, v, None))
 
@@ -252,14 +257,19 @@ def run(
     plan = _plan(program)
     device = operands[0].device
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
+    empty = math.prod(batch) * n * k == 0
+    bn, bk = tiles(n, k, wide.itemsize, CACHE)
+    per_box = max(1, CACHE // (2 * wide.itemsize) // (bn * bk)) if bn == n and bk == k and not empty else 1
+    if plan.plain and bn == n and not empty and math.prod(batch) <= per_box:
+        # one tile of rows: its results are the results
+        (box,) = _boxes(operands, batch, per_box)
+        return _run_box(program, plan, box, n, k, bn, bk, wide, payload_dtypes)
     results = [_allocate(o, f, program, operands, batch, n, k, wide, d, device) for o, f, d in zip(program.outputs, plan.folds, payload_dtypes, strict=True)]
-    if math.prod(batch) * n * k == 0:
+    if empty:
         _finish_empty(program, plan, operands, batch, n, k, wide, results)
         return _flatten(program, results, payload_dtypes)
-    bn, bk = tiles(n, k, wide.itemsize, CACHE)
-    per_box = max(1, CACHE // (2 * wide.itemsize) // (bn * bk)) if bn == n and bk == k else 1
     for box in _boxes(operands, batch, per_box):
-        _run_box(program, plan, box, n, k, bn, bk, wide, results)
+        _run_box(program, plan, box, n, k, bn, bk, wide, payload_dtypes, results)
     return _flatten(program, results, payload_dtypes)
 
 
@@ -340,9 +350,11 @@ class _Visible:
         return "some"
 
 
-def _run_box(program: Program, plan: _Plan, box: _Box, n: int, k: int, bn: int, bk: int, wide: torch.dtype, results: list[Any]) -> None:
+def _run_box(program: Program, plan: _Plan, box: _Box, n: int, k: int, bn: int, bk: int, wide: torch.dtype, dtypes: Sequence[torch.dtype], results: list[Any] | None = None) -> list[Tensor]:
+    """Folds a box of the batch into `results`, or, where one row tile is all there is, gives its results."""
     device = box.operands[0].device
     mask = program.mask
+    made: list[Tensor] = []
     values: list[Any] = [None] * plan.count
     everywhere = _Context(box, wide, n, k, 0, n, 0, k, device)
     _evaluate(plan.fixed, values, everywhere)
@@ -387,8 +399,11 @@ def _run_box(program: Program, plan: _Plan, box: _Box, n: int, k: int, bn: int, 
             seen = _seen(mask, plan, values, here, how, block)
             _fold_tile(program, plan, values, here, seen, states, accs, results)
         for j, (o, fold) in enumerate(zip(program.outputs, plan.folds, strict=True)):
-            if o.axis == "row":
+            if results is None:
+                made.extend(_alone(fold, box, states[j], accs[j], dtypes[j]))
+            elif o.axis == "row":
                 _store(fold, results[j], box, slice(n0, n1), states[j], accs[j])
+    return made
 
 
 def _as_tensor(value: Any, device: torch.device) -> Tensor:
@@ -401,7 +416,7 @@ def _seen(mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how
         return None
     tests = []
     if how == "some":
-        other = here.cols if mask.axis == "row" else here.rows
+        other = here.columns if mask.axis == "row" else here.rows
         if plan.lo is not None:
             tests.append(other >= values[plan.lo])
         if plan.hi is not None:
@@ -414,6 +429,9 @@ def _seen(mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how
         return None
     seen = functools.reduce(torch.logical_and, tests)
     return None if block is None and plan.test is None and bool(seen.all()) else seen
+
+
+_NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context, seen: Tensor | None, states: list[Any], accs: list[Tensor | None], results: list[Any]) -> None:
@@ -436,9 +454,10 @@ def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context,
             else:
                 results[j].add_product(here.box, slice(here.k0, here.k1), s.mT, here.operand(o.payload, "rows"))
         elif o.payload is None:
-            states[j] = fold.step(states[j], s, here.columns, seen if fold.sees_mask else None, own)
+            states[j] = fold.step(states[j], s, here.columns if fold.sees_columns else _NOTHING, seen if fold.sees_mask else None, own)
         else:
-            states[j], alpha, p = fold.step(states[j], s, here.columns, seen if fold.sees_mask else None, own)
+            cols = here.columns if fold.sees_columns else _NOTHING
+            states[j], alpha, p = fold.step(states[j], s, cols, seen if fold.sees_mask else None, own)
             acc, v = accs[j], here.operand(o.payload, "cols")
             assert acc is not None
             if alpha is not None:
@@ -447,6 +466,15 @@ def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context,
                 acc[0].addmm_(p[0], v[0])
             else:
                 acc.baddbmm_(p, v.expand(acc.shape[0], -1, -1))
+
+
+def _alone(fold: folds.Fold, box: _Box, state: Any, acc: Tensor | None, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The results of a row tile that is all rows of a box that is the whole batch."""
+    for r, value in zip(fold.results, fold.finish(state), strict=True):
+        if r.kind == "payload":
+            assert acc is not None
+            value = (acc if value is None else acc.mul_(value.unsqueeze(-1))).to(dtype)
+        yield value[0] if not box.size else value.reshape(*box.size, *value.shape[1:])
 
 
 def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc: Tensor | None) -> None:
@@ -474,16 +502,25 @@ class _Context:
         self._rows_wide = {} if rows_wide is None else rows_wide
         self._cols_wide = {} if cols_wide is None else cols_wide
         self._buffers = {} if buffers is None else buffers
-        self.rows = torch.arange(n0, n1, device=device).unsqueeze(-1)
-        self.columns = torch.arange(k0, k1, device=device)
+        self._rows: Tensor | None = None
+        self._cols: Tensor | None = None
 
     @property
-    def cols(self) -> Tensor:
-        return self.columns
+    def rows(self) -> Tensor:
+        """[BN, 1] the rows' numbers."""
+        if self._rows is None:
+            self._rows = torch.arange(self.n0, self.n1, device=self.device).unsqueeze(-1)
+        return self._rows
+
+    @property
+    def columns(self) -> Tensor:
+        """[BK] the columns' numbers."""
+        if self._cols is None:
+            self._cols = torch.arange(self.k0, self.k1, device=self.device)
+        return self._cols
 
     def at_columns(self, k0: int, k1: int) -> None:
-        self.k0, self.k1 = k0, k1
-        self.columns = torch.arange(k0, k1, device=self.device)
+        self.k0, self.k1, self._cols = k0, k1, None
         self._cols_wide.clear()
 
     def operand(self, i: int, kind: str) -> Tensor:
@@ -525,7 +562,8 @@ def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> No
                     continue
                 if step.reuse is not None:
                     target = values[step.reuse]
-                    if target.shape == _broadcast(args):
+                    # a tile may still be one for the whole box while another argument has one per entry
+                    if target.shape[0] == here.box.count or all(a.shape[0] == 1 for a in args if isinstance(a, Tensor) and a.dim() == 3):
                         values[step.out] = step.fn(*_tensors(node, args, here), out=target)
                         continue
                 values[step.out] = step.fn(*_tensors(node, args, here))
@@ -539,13 +577,6 @@ def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> No
                 values[step.out] = here.rows if node.axis == "row" else here.columns
             case Size():
                 values[step.out] = here.n if node.axis == "row" else here.k
-
-
-def _broadcast(args: list[Any]) -> torch.Size:
-    return torch.broadcast_shapes(*(a.shape for a in args if isinstance(a, Tensor)))
-
-
-_SCALAR_FIRST = frozenset(("add", "mul", "sub", "div", "pow"))
 
 
 def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:

@@ -17,18 +17,12 @@ def bind(fold):
 
 
 @triton.jit
-def lowest(a, b):
-    return tl.minimum(a, b)
-
-
-@triton.jit
 def first_of(s, m, cols, visible):
     """The lowest column at which a row holds its maximum m, NaN included; cols [1 or BN, BK]."""
-    hit = s == m[:, None]
+    hit = (s == m[:, None]) | (s != s)  # a NaN makes the maximum NaN
     if visible is not None:
         hit = hit & visible
-    first = tl.reduce(tl.where(hit, cols, NO_COLUMN), 1, lowest)
-    return tl.where(m == m, first, tl.reduce(tl.where(s == s, NO_COLUMN, cols), 1, lowest))
+    return tl.min(tl.where(hit, cols, NO_COLUMN), 1)
 
 
 @triton.jit

@@ -46,7 +46,7 @@ class Cost:
 
 def finite(x: Tensor) -> Tensor:
     """x, with 0 in the place of an infinity; NaN stays."""
-    return torch.where(torch.isinf(x), torch.zeros((), dtype=x.dtype, device=x.device), x)
+    return torch.nan_to_num(x, nan=float("nan"), posinf=0.0, neginf=0.0)
 
 
 class Fold(ABC):
@@ -61,6 +61,7 @@ class Fold(ABC):
         cost            see Cost
         jit             module with the Triton functions step, merge, finish; None: eager only
         sees_mask       step wants the boolean tile of visible columns
+        sees_columns    step wants the numbers of the columns
     """
 
     name: ClassVar[str]
@@ -71,6 +72,7 @@ class Fold(ABC):
     cost: ClassVar[Cost] = Cost()
     jit: ClassVar[str | None] = None
     sees_mask: ClassVar[bool] = False
+    sees_columns: ClassVar[bool] = False
     neutral_result: ClassVar[bool] = True  # whether a row without any column (K = 0) has a result
     columns: ClassVar[tuple[int, ...]] = ()  # results that are column numbers
 
@@ -102,9 +104,10 @@ class Fold(ABC):
 
     @abstractmethod
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:
-        """Folds the tile s [.., BN, BK] of the columns `cols` [BK] into the state.
+        """Folds the tile s [.., BN, BK] into the state.
 
         Args:
+            cols: [BK] the columns' numbers where `sees_columns`, else an empty tensor
             visible: [.., BN, BK] where some column of the tile is hidden (s holds `fill` there) and `sees_mask`, else None
             own: whether s may be overwritten
         Returns:

@@ -44,6 +44,7 @@ class _Extreme(Fold):
     fill = -float("inf")
     neutral_result = False
     sees_mask = True
+    sees_columns = True
     sign = 1.0
 
     def lower(self, s: Expr, *extras: Expr | None) -> Expr:

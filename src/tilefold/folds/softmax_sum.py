@@ -61,7 +61,7 @@ class SoftmaxSum(Fold):
         factor = 1.0 / l
         if self.neutral:
             factor = torch.where(m == -float("inf"), torch.zeros_like(factor), factor)
-        return factor, torch.where(torch.isinf(m), m, m + l.log())
+        return factor, m + l.log()
 
     def resume(self, results: tuple[Tensor, ...]) -> tuple[State, Tensor | None]:
         out, lse = results

@@ -58,13 +58,14 @@ class TopK(Fold):
         # an unfilled list takes anything, -inf too; "not <=" lets NaN through
         if bool(((s.amax(-1) <= floor) & (state[1][..., -1] >= 0)).all()):
             return state
-        values, where = _best(s, min(self.k, s.shape[-1]))
+        values, where = _best(s, min(self.k, s.shape[-1]), visible)
         columns = cols[where]
         if visible is not None:
             columns = torch.where(visible.expand(s.shape).gather(-1, where), columns, NO_COLUMN)
         return self.merge(state, (values, columns))
 
     sees_mask = True
+    sees_columns = True
 
     def merge(self, a: State, b: State) -> State:
         values, columns = torch.cat((a[0], b[0]), -1), torch.cat((a[1], b[1]), -1)
@@ -94,9 +95,14 @@ class TopK(Fold):
         return total
 
 
-def _best(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _best(s: Tensor, k: int, visible: Tensor | None) -> tuple[Tensor, Tensor]:
     """The k best of each row, ties to the lowest column: torch.topk's own choice among equals is arbitrary."""
     values, where = s.topk(k, -1)
+    if visible is not None and bool((values[..., -1] == -float("inf")).any()) and bool((visible & (s == -float("inf"))).any()):
+        # a visible score of -inf comes before the hidden columns, which hold the same value
+        shown = visible.expand(s.shape).to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
+        values, order = s.gather(-1, shown).sort(dim=-1, descending=True, stable=True)
+        return values[..., :k], shown.gather(-1, order[..., :k])
     edge = values[..., -1:]
     # a tie matters only where an equal score stayed outside, or between equals inside
     tied = bool((s >= edge).sum(-1).gt(k).any()) or bool((values[..., 1:] == values[..., :-1]).any()) or bool(edge.isnan().any())

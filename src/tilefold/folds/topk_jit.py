@@ -9,7 +9,7 @@ list's worst value w.
 import triton
 import triton.language as tl
 
-from .argmax_jit import first_of, lowest
+from .argmax_jit import first_of
 from .parts_jit import NO_COLUMN, column_of, row_max
 
 UNIT = True
@@ -39,19 +39,9 @@ def beats(v, i, w, j):
 
 
 @triton.jit
-def smallest(a, b):
-    # NaN loses: it is the largest
-    return tl.where(a != a, b, tl.where(b != b, a, tl.minimum(a, b)))
-
-
-@triton.jit
-def largest(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
 def worst_of(v, used):
-    return tl.reduce(tl.where(used, v, float("inf")), 1, smallest)
+    # tl.min passes over NaN, the largest of all; a list of nothing else gives +inf, which no NaN of a higher column need replace
+    return tl.min(tl.where(used, v, float("inf")), 1)
 
 
 @triton.jit
@@ -63,8 +53,8 @@ def insert(state, s, cols, left):
     go = tl.max((~(best < w)).to(tl.int32), 0)
     while go > 0:
         w_holds = used & ((v == w[:, None]) | ((v != v) & (w != w)[:, None]))
-        j = tl.reduce(tl.where(w_holds, i, -1), 1, largest)
-        at = tl.reduce(tl.where(w_holds & (i == j[:, None]), place, NO_COLUMN), 1, lowest)
+        j = tl.max(tl.where(w_holds, i, -1), 1)
+        at = tl.min(tl.where(w_holds & (i == j[:, None]), place, NO_COLUMN), 1)
         c = first_of(s, best, cols, left)
         enters = (c != NO_COLUMN) & beats(best, c, w, j)
         put = enters[:, None] & (place == at[:, None])
@@ -102,7 +92,7 @@ def ordered(state):
     for r in range(v.shape[1]):
         best = row_max(tl.where(i >= 0, v, -float("inf")))
         holds = (i >= 0) & ((v == best[:, None]) | ((v != v) & (best != best)[:, None]))
-        c = tl.reduce(tl.where(holds, i, NO_COLUMN), 1, lowest)
+        c = tl.min(tl.where(holds, i, NO_COLUMN), 1)
         out_v = tl.where(place == r, best[:, None], out_v)
         out_i = tl.where(place == r, c[:, None], out_i)
         i = tl.where(i == c[:, None], -2, i)

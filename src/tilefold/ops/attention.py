@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from ..errors import OptionError, ShapeError, explain
 from ..folds import SoftmaxSum
 from ..scores import fold, mask, scores
+from ..scores.api import autocast
 from ..scores.mask import ALIGNMENTS, Mask
 
 Causal = bool | Literal["top_left", "bottom_right"]
@@ -40,12 +42,13 @@ def attention(
         k: [B, Hkv, Sk, D]; H is a multiple of Hkv, and head h reads key head h // (H / Hkv)
         v: [B, Hkv, Sk, Dv]
         causal: "top_left": query i sees keys j <= i; "bottom_right": the last query sees all keys. True: either, for Sq = Sk only.
-        scale: factor of q.k, a number or a tensor (differentiable); default 1 / sqrt(D). Any sign.
+        scale: factor of q.k, a number or a tensor broadcastable to [B, H, Sq, Sk] (differentiable); default 1 / sqrt(D). Any sign.
         window: (left, right) keys visible beside a query's own place, both inclusive; None: no bound on that side.
             Aligned as `causal`, top_left without it.
         softcap: c tanh(s / c) in the place of the scaled s
         bias: added to the scores, broadcastable to [B, H, Sq, Sk]; differentiable
-        mask: a boolean tensor broadcastable to [B, H, Sq, Sk], True = visible, or one of `tilefold.mask`
+        mask: a boolean tensor broadcastable to [B, H, Sq, Sk], True = visible, or one of `tilefold.mask`:
+            lengths [B] or [B, H]; segments [S], [B, S] or [B, H, S]; a block table [(B, H,) ..]
         return_lse: also give the log-sum-exp of each query's scores, [B, H, Sq] float32, differentiable
     Returns:
         A query that sees no key gives 0 (log-sum-exp -inf) and gets gradient 0.
@@ -63,19 +66,21 @@ def attention(
     if kv_heads == 0 or heads % kv_heads:
         raise ShapeError(explain("k", f"{kv_heads} heads for {heads} query heads", "a number of heads that divides q's"))
     align = _alignment(causal, q.shape[2], k.shape[2])
+    q, k, v = autocast(q), autocast(k), autocast(v)
     grouped = heads != kv_heads
+    per_head = _Heads(heads, kv_heads)
     if grouped:
         q, k, v = q.unflatten(1, (kv_heads, -1)), k.unsqueeze(2), v.unsqueeze(2)
-    s = scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else per_head("scale", scale))
     s = s.softcap(softcap)
     if bias is not None:
-        s = s + (_grouped(bias, kv_heads) if grouped else bias)
+        s = s + per_head("bias", bias)
     if causal:
         s = s.visible(masks.causal(align))
     if window is not None:
         s = s.visible(masks.window(*window, align=align))
     if mask is not None:
-        s = s.visible(_grouped(mask, kv_heads) if grouped else mask)
+        s = s.visible(per_head("mask", mask))
     out, lse = fold(s, SoftmaxSum(v, return_lse=True))
     if grouped:
         out, lse = out.flatten(1, 2), lse.flatten(1, 2)
@@ -97,24 +102,31 @@ def _alignment(causal: Causal, queries: int, keys: int) -> str:
     return "top_left"
 
 
-def _grouped(m: Any, kv_heads: int) -> Any:
-    """A tensor over [B, H, Sq, Sk], or a mask of such tensors, with the heads in groups."""
-    if not isinstance(m, Tensor):
-        if isinstance(m, masks.Lengths):
-            t = m.lengths
-            t = t[..., None] if t.dim() < 2 or t.shape[-1] == 1 else t.unflatten(-1, (kv_heads, -1))
-            return masks.Lengths(t.unsqueeze(-1) if t.dim() == 2 else t)
-        if isinstance(m, masks.Blocks):
-            return masks.Blocks(_grouped(m.table, kv_heads), m.size)
-        if isinstance(m, masks.Segments):
-            return masks.Segments(_grouped_rows(m.rows, kv_heads), _grouped_rows(m.cols, kv_heads))
-        return m
-    if m.dim() < 3:
-        return m
-    return m.unsqueeze(-3) if m.shape[-3] == 1 else m.unflatten(-3, (kv_heads, -1))
+@dataclass(frozen=True)
+class _Heads:
+    """What is given over [B, H, ..], as the scores take it: in groups [B, Hkv, H / Hkv, ..] where heads share keys."""
 
+    heads: int
+    kv_heads: int
 
-def _grouped_rows(t: Tensor, kv_heads: int) -> Tensor:
-    if t.dim() < 2:
-        return t
-    return t.unsqueeze(-2) if t.shape[-2] == 1 else t.unflatten(-2, (kv_heads, -1))
+    def __call__(self, argument: str, m: Any) -> Any:
+        match m:
+            case Tensor():
+                return self._split(argument, m, -3)
+            case masks.Lengths():  # [B] and [B, S] serve every head
+                t = m.lengths
+                return masks.Lengths(self._split(argument, t.unsqueeze(-1) if t.dim() == 1 else t, -1))
+            case masks.Segments():
+                return masks.Segments(*(self._split(argument, t.unsqueeze(-2) if t.dim() == 2 else t, -2) for t in (m.rows, m.cols)))
+            case masks.Blocks():
+                return masks.Blocks(self._split(argument, m.table, -3), m.size)
+        return m
+
+    def _split(self, argument: str, t: Tensor, dim: int) -> Tensor:
+        if t.dim() < -dim:
+            return t
+        if t.shape[dim] not in (1, self.heads):
+            raise ShapeError(explain(argument, f"shape {tuple(t.shape)}", f"{self.heads} heads (or 1) in dimension {dim}"))
+        if self.heads == self.kv_heads:
+            return t
+        return t.unsqueeze(dim) if t.shape[dim] == 1 else t.unflatten(dim, (self.kv_heads, -1))

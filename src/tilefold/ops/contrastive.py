@@ -9,6 +9,7 @@ from torch import Tensor
 from ..errors import OptionError, ShapeError, explain
 from ..folds import LogSumExp, Sum
 from ..scores import col_index, fold, row_index, scores
+from ..scores.api import autocast
 
 KINDS = ("clip", "siglip")
 
@@ -40,6 +41,7 @@ def contrastive_loss(
         raise OptionError(explain("kind", repr(kind), " or ".join(map(repr, KINDS))))
     if normalize:
         a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
+    a, b = autocast(a), autocast(b)
     s = scores(a, b) * scale + bias
     if kind == "siglip":
         signed = torch.where(row_index() == col_index(), s, -s)

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..errors import OptionError, ShapeError, explain
 from ..folds import Sample
 from ..scores import fold, scores
+from ..scores.debug import can_look_at
 
 GREEDY = 2.0**-66  # scores up to 2^62 stay finite, and a difference of 2^-61 still outweighs the noise
 
@@ -39,20 +40,27 @@ def sample(
     Raises:
         ShapeError, OptionError; IndexError for V = 0
     """
+    if input.dim() < 1 or linear_weight.dim() != 2:
+        was = f"shapes {tuple(input.shape)} and {tuple(linear_weight.shape)}"
+        raise ShapeError(explain("input, linear_weight", was, "[.., D] and [V, D]"))
     lead = input.shape[:-1]
     rows = input.reshape(-1, input.shape[-1])
     s = scores(rows, linear_weight)
     if linear_bias is not None:
+        if linear_bias.shape != linear_weight.shape[:1]:
+            raise ShapeError(explain("linear_bias", f"shape {tuple(linear_bias.shape)}", f"[{linear_weight.shape[0]}]"))
         s = s + linear_bias
     s = s.softcap(softcap)
     if isinstance(temperature, Tensor):
         if temperature.shape != lead and temperature.numel() != 1:
             raise ShapeError(explain("temperature", f"shape {tuple(temperature.shape)}", f"{list(lead)} or one element"))
         t = temperature.reshape(-1, 1).to(torch.float32)
+        if can_look_at(t) and not bool((t >= 0).all()):
+            raise OptionError(explain("temperature", f"the value {float(t.min())}", "numbers >= 0"))
         greedy = t == 0
         # scores of a greedy row are spread so far that the noise, at most 23, can't change their order
         s = s / torch.where(greedy, GREEDY, t)
-    elif temperature < 0:
+    elif not temperature >= 0:
         raise OptionError(explain("temperature", str(temperature), "a number >= 0"))
     elif temperature == 0:
         return s.argmax(-1).reshape(lead)

@@ -28,8 +28,12 @@ def _pullback(node: Op, g: Expr) -> list[Expr | None]:
         case "div":
             return [g / b, -(g * node / b)]
         case "pow":
+            # 0^0 is 1 for every exponent near 0, and 0^b is 0 for every b > 0: no slope, where the formula has 0 * inf
             slope = g * b * op("pow", a, b - 1)
-            return [slope, None if isinstance(b, Const) else g * node * op("log", a)]
+            if isinstance(b, Const):
+                return [slope if b.value else None, None]
+            flat = op("and", op("eq", a, 0.0), op("ge", b, 0.0))
+            return [op("where", op("eq", b, 0.0), 0.0, slope), op("where", flat, 0.0, g * node * op("log", a))]
         case "maximum" | "minimum":
             first = op("gt" if node.name == "maximum" else "lt", a, b)
             half = op("where", op("eq", a, b), g * 0.5, 0.0)

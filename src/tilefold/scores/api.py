@@ -53,7 +53,7 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
     except RuntimeError:
         was = f"leading dimensions {tuple(x.shape[:-2])} and {tuple(y.shape[:-2])}"
         raise ShapeError(explain("x, y", was, "leading dimensions that broadcast")) from None
-    x, y = _autocast(x), _autocast(y)
+    x, y = autocast(x), autocast(y)
     if not torch.is_grad_enabled():
         x, y = x.detach(), y.detach()
     if metric in ("sqeuclidean", "euclidean"):
@@ -63,8 +63,8 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
     return s if metric == "dot" else _METRIC[metric](s, x, y)
 
 
-def _autocast(t: Tensor) -> Tensor:
-    """The type that torch's matmul would compute in."""
+def autocast(t: Tensor) -> Tensor:
+    """The tensor in the type that torch's matmul would compute in."""
     kind = t.device.type
     if torch.is_autocast_enabled(kind) and t.dtype != torch.float64:
         return t.to(torch.get_autocast_dtype(kind))

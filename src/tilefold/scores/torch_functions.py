@@ -77,6 +77,13 @@ def _dropout(s: Any, p: float = 0.5, training: bool = True, inplace: bool = Fals
     return s
 
 
+def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """torch's older two flags win over `reduction`, as in torch."""
+    if size_average is None and reduce is None:
+        return reduction
+    return torch.nn._reduction.legacy_get_string(size_average, reduce)
+
+
 def _cross_entropy(
     s: Any,
     target: Tensor,
@@ -89,11 +96,13 @@ def _cross_entropy(
 ) -> Tensor:
     from ..ops.cross_entropy import cross_entropy
 
+    reduction = _reduction(size_average, reduce, reduction)
     s = s.scores if isinstance(s, Normalized) else s
     if s.dim() > 2:
         if s.dim() != 3:
             raise FoldError(explain("cross_entropy", f"scores of {s.dim()} dimensions", "2 or 3; use reshape to [-1, classes]"))
         s = s.mT  # torch's class axis is 1
+        target = target.mT if target.is_floating_point() else target
     return cross_entropy(s, target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
 
 
@@ -106,6 +115,7 @@ def _nll_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
+    reduction = _reduction(size_average, reduce, reduction)
     if isinstance(logp, Normalized) and logp.log and logp.dim() == 2 and logp.along_columns:
         return _cross_entropy(logp.source, target, weight, None, ignore_index, None, reduction)
     from ..ops.cross_entropy import nll

@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +38,7 @@ import triton
 import triton.language as tl
 
 from tilefold.execute.triton.pointwise import {pointwise}
-from tilefold.execute.triton.tile import scaled, weigh
+from tilefold.execute.triton.tile import product_onto
 {imports}
 
 '''
@@ -70,7 +70,7 @@ class Source:
     mask: int  # 0 none, 1 interval per row, 2 per column
     registers: int  # of the states, per row
     lists: bool
-    functions: dict[str, Any] = field(default_factory=dict)
+    tested: bool
 
 
 def jit_names(fold: folds.Fold) -> dict[str, str]:
@@ -88,6 +88,11 @@ def jit_state(fold: folds.Fold) -> tuple[tuple[Any, ...], ...]:
 
 def takes_unit(fold: folds.Fold) -> bool:
     return bool(getattr(importlib.import_module(str(fold.jit)), "UNIT", False))
+
+
+def scales(fold: folds.Fold) -> bool:
+    """Whether a fold with a payload has a state and rescales the accumulator; one without only gives the weights P."""
+    return bool(jit_state(fold))
 
 
 def _peel(e: Expr) -> tuple[float, Expr]:
@@ -279,22 +284,18 @@ class _Generator:
         frontier = [n for n in nodes if isinstance(n, Op) and n.varies == ROW and n in users]
         row = _Writer(self, "row", {})
         row_values = [row.text(n) for n in frontier]
-        tile = _Writer(self, "tile", {n: f"rv[{i}][:, None]" for i, n in enumerate(frontier)})
+        given = {n: f"rv[{i}][:, None]" for i, n in enumerate(frontier)}
+        tile = _Writer(self, "tile", given)
         scores = [self._full(tile, e) for e in roots]
-        if test is not None:
-            seen = f"({tile._as(test, 'bool')}) & (zero == 0)"
-        lines = tile.lines + [f"    s{i} = {s}" for i, s in enumerate(scores)]
-        if test is not None:
-            lines += [f"    test = {seen}", "    visible = test if visible is None else visible & test"]
+        arguments = "leaf, rd, rv, cd, td, sd, F, I, rows, cols, n, k, zero, WIDE: tl.constexpr"
         parts = [
             _function("row_part", "rd, sd, F, I, rows, n, k, WIDE: tl.constexpr", [*row.lines, f"    return {_tuple(row_values or ['rows'])}"]),
             self._bounds(),
-            _function(
-                "score",
-                "leaf, rd, rv, cd, td, sd, F, I, rows, cols, n, k, zero, visible, WIDE: tl.constexpr",
-                [*lines, f"    return {_tuple([f's{i}' for i in range(len(scores))])}, visible"],
-            ),
+            _function("score", arguments, [*tile.lines, f"    return {_tuple(scores)}"]),
         ]
+        w = _Writer(self, "tile", given)
+        seen = "True" if test is None else w._as(test, "bool")
+        parts.append(_function("test", arguments, [*w.lines, f"    return ({seen}) & (zero == 0)"]))
         payloads: list[int] = []
         results: list[int] = []
         states: list[int] = []
@@ -313,7 +314,7 @@ class _Generator:
         return Source(
             header + body + "\n", tuple(self.floats), tuple(self.ints), unit, g["x"], g["y"], g["row"], g["col"], g["tile"], g["scalar"],
             self.types, tuple(self.leaves), tuple(payloads), tuple(results), tuple(states), tuple(float(f.fill) for f in self.folds),
-            mask, registers, lists,
+            mask, registers, lists, test is not None,
         )  # fmt: skip
 
     def _full(self, w: _Writer, root: Expr) -> str:
@@ -348,6 +349,8 @@ class _Generator:
         number = 0
         for j, (o, f) in enumerate(zip(self.program.outputs, self.folds, strict=True)):
             names = jit_names(f)
+            if o.payload is not None and not scales(f):
+                names = {"step": names["step"]}
             imports.append(f"from {f.jit} import {', '.join(f'{v} as {k}_{j}' for k, v in names.items())}")
             spec = jit_state(f)
             members = []
@@ -376,12 +379,22 @@ class _Generator:
                 payloads.append(self.at("y", o.payload))
                 acc_names.append(a)
                 step.append(f"    d{a}: tl.constexpr = tl.float64 if PAY[{a}][2] == 2 else pay[{a}].dtype")
-                step.append(f"    t{j}, alpha{j}, p{j} = step_{j}(states[{j}], s{j}, cols, visible, unit, d{a})")
-                step.append(f"    a{a} = weigh(accs[{a}], alpha{j}, p{j}, pay[{a}], PAY[{a}][2], PRECISION)")
-                merge.append(f"    t{j}, alpha{j}, beta{j} = merge_{j}(states[{j}], more[{j}], unit)")
-                merge.append(f"    a{a} = scaled(accs[{a}], alpha{j}) + scaled(more_accs[{a}], beta{j})")
-                finish.append(f"    r{j} = finish_{j}(states[{j}], unit)")
-                finish.append(f"    o{a} = scaled(accs[{a}], r{j}[{sum(r.kind != 'payload' for r in f.results)}])")
+                given = f"states[{j}], s{j}, cols, visible, unit, d{a}"
+                weight = f"p{j}, pay[{a}], PAY[{a}][2], PRECISION"
+                if scales(f):
+                    step.append(f"    t{j}, alpha{j}, p{j} = step_{j}({given})")
+                    step.append(f"    a{a} = product_onto(accs[{a}] * alpha{j}[:, None], {weight})")
+                    merge.append(f"    t{j}, alpha{j}, beta{j} = merge_{j}(states[{j}], more[{j}], unit)")
+                    merge.append(f"    a{a} = accs[{a}] * alpha{j}[:, None] + more_accs[{a}] * beta{j}[:, None]")
+                    finish.append(f"    r{j} = finish_{j}(states[{j}], unit)")
+                    finish.append(f"    o{a} = accs[{a}] * r{j}[{sum(r.kind != 'payload' for r in f.results)}][:, None]")
+                else:
+                    step.append(f"    p{j} = step_{j}({given})")
+                    step.append(f"    t{j} = states[{j}]")
+                    step.append(f"    a{a} = product_onto(accs[{a}], {weight})")
+                    merge.append(f"    t{j} = states[{j}]")
+                    merge.append(f"    a{a} = accs[{a}] + more_accs[{a}]")
+                    finish.append(f"    o{a} = accs[{a}]")
             place = 0
             for r in f.results:
                 if r.kind == "payload":
@@ -398,7 +411,8 @@ class _Generator:
             structure.append(_tuple(nest[i : i + size]))
             i += size
         accs = [f"accs[{a}]" for a in acc_names]
-        start += [f"    a{a} = tl.zeros([BN, BDV[{a}]], WIDE)" for a in acc_names]
+        for a in acc_names:
+            start += [f"    b{a}: tl.constexpr = BDV[{a}]", f"    a{a} = tl.zeros([BN, b{a}], WIDE)"]
         states.extend(-1 - a for a in acc_names)
         news = _tuple([f"t{j}" for j in range(count)]), _tuple([f"a{a}" for a in acc_names])
         return [

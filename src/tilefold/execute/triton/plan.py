@@ -303,7 +303,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         fill = tuple(-math.inf if chunk else 0.0 for _ in program.outputs)
         signature += [tuple(pointer(d) for _, _, d in outs), "*i8", floats, ints, *["i32"] * 6, *sizes, *["i32"] * 3]
         constants = (
-            module.row_part, module.bounds, module.score, leaf, xdim, ydim, *counts, source.mask, blocks, fill, chunk is not None,
+            module.row_part, module.bounds, module.score, module.test, source.tested, leaf, xdim, ydim, *counts, source.mask, blocks, fill, chunk is not None,
             len(kept), len(summed), bn, bk, bd, big, wide_tl, precision,
         )  # fmt: skip
         kernel = _kernel(rows.tiles_kernel, signature, marks, constants, source.text, 4, 2)
@@ -326,7 +326,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     part_types = tuple(pointer(d) for _, d in parts)
     signature += [() if split else out_types, part_types if split else (), floats, ints, "fp32", "i32", "i32", *sizes, *["i32"] * 5]
     constants = (
-        module.row_part, module.bounds, module.score, module.start, module.step, module.flat, module.finish,
+        module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
         leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
         len(kept), len(summed), slices > 1, split, t.resident, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
     )  # fmt: skip

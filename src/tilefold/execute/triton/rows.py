@@ -42,25 +42,32 @@ def place(rem, row_tiles, splits, group, REVERSE: tl.constexpr):
 
 
 @triton.jit
+def streamed_product(x, xs, x_off, y, ys, y_off, i0, i_local, j0, j_local, k, CAST: tl.constexpr, D: tl.constexpr, XCONTIG: tl.constexpr,
+                     YCONTIG: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr):
+    """x_i . y_j [BN, BK] from both sides in steps of BD features."""
+    s = tl.zeros([i_local.shape[0], j_local.shape[0]], tl.float64 if CAST == 2 else tl.float32)
+    for d0 in range(0, D, BD):
+        a = load_matrix(x, x_off, xs, i0, i_local, 0, d0, D, BD, D % BD != 0, XCONTIG, BIG, False)
+        b = load_matrix(y, y_off, ys, j0, j_local, k, d0, D, BD, D % BD != 0, YCONTIG, BIG, EDGE)
+        s = product(a, tl.trans(b), s, CAST, PRECISION)
+    return s
+
+
+@triton.jit
 def leaf_products(x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF: tl.constexpr, XDIM: tl.constexpr,
                   YDIM: tl.constexpr, RESIDENT: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, PRECISION: tl.constexpr,
                   EDGE: tl.constexpr):
-    """The products x_i . y_j [BN, BK] of all leaves. XDIM, YDIM: (features, block, masked, contiguous) of each operand."""
+    """The products x_i . y_j [BN, BK] of all leaves: LEAF has (x, y, cast) each; XDIM, YDIM (features, block, masked, contiguous)."""
     leaves = ()
     for f in tl.static_range(len(LEAF)):
-        IX: tl.constexpr = LEAF[f][0]
-        IY: tl.constexpr = LEAF[f][1]
-        CAST: tl.constexpr = LEAF[f][2]
         if RESIDENT:
-            leaves = leaves + (product(x_tiles[IX], tl.trans(y_tiles[IY]), None, CAST, PRECISION),)
+            leaves = leaves + (product(x_tiles[LEAF[f][0]], tl.trans(y_tiles[LEAF[f][1]]), None, LEAF[f][2], PRECISION),)
         else:
-            s = tl.zeros([i_local.shape[0], j_local.shape[0]], tl.float64 if CAST == 2 else tl.float32)
-            D: tl.constexpr = XDIM[IX][0]
-            for d0 in range(0, D, BD):
-                a = load_matrix(x[IX], x_off[IX], xs[IX], i0, i_local, 0, d0, D, BD, D % BD != 0, XDIM[IX][3], BIG, False)
-                b = load_matrix(y[IY], y_off[IY], ys[IY], j0, j_local, k, d0, D, BD, D % BD != 0, YDIM[IY][3], BIG, EDGE)
-                s = product(a, tl.trans(b), s, CAST, PRECISION)
-            leaves = leaves + (s,)
+            leaves = leaves + (
+                streamed_product(x[LEAF[f][0]], xs[LEAF[f][0]], x_off[LEAF[f][0]], y[LEAF[f][1]], ys[LEAF[f][1]], y_off[LEAF[f][1]], i0,
+                                 i_local, j0, j_local, k, LEAF[f][2], XDIM[LEAF[f][0]][0], XDIM[LEAF[f][0]][3], YDIM[LEAF[f][1]][3], BD,
+                                 BIG, PRECISION, EDGE),
+            )
     return leaves
 
 
@@ -104,39 +111,36 @@ def column_range(i0, i1, c0, c1, cd, c_off, cds, sd, F, I, n, k, BOUNDS: tl.cons
 
 
 @triton.jit
+def store_row(ptr, value, at, inside, d0, KIND: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
+    """A number per row (KIND 0), a list of which STRIDE places count, or a slice of an accumulator (KIND < 0)."""
+    value = value.to(ptr.dtype.element_ty)
+    if KIND == 0:
+        tl.store(ptr + at, value, mask=inside)
+    else:
+        e = d0 + tl.arange(0, WIDTH)
+        tl.store(ptr + at[:, None] * STRIDE + e[None, :], value, mask=inside[:, None] & (e < STRIDE)[None, :])
+
+
+@triton.jit
 def store_results(results, out, at, inside, d0, slice_number, RESULTS: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr,
                   SLICES: tl.constexpr):
     """RESULTS, for each: 0 a number per row, k > 0 a list of k, -1 - a accumulator a."""
+    once = inside & (slice_number == 0) if SLICES else inside
     for r in tl.static_range(len(RESULTS)):
-        KIND: tl.constexpr = RESULTS[r]
-        value = results[r].to(out[r].dtype.element_ty)
-        if KIND < 0:
-            d = d0[-1 - KIND] + tl.arange(0, BDV[-1 - KIND])
-            tl.store(out[r] + at[:, None] * DV[-1 - KIND] + d[None, :], value, mask=inside[:, None] & (d < DV[-1 - KIND])[None, :])
-        elif KIND == 0:
-            if SLICES:
-                tl.store(out[r] + at, value, mask=inside & (slice_number == 0))
-            else:
-                tl.store(out[r] + at, value, mask=inside)
+        if RESULTS[r] < 0:
+            store_row(out[r], results[r], at, inside, d0[-1 - RESULTS[r]], RESULTS[r], BDV[-1 - RESULTS[r]], DV[-1 - RESULTS[r]])
         else:
-            e = tl.arange(0, value.shape[1])
-            here = inside & (slice_number == 0) if SLICES else inside
-            tl.store(out[r] + at[:, None] * KIND + e[None, :], value, mask=here[:, None] & (e < KIND)[None, :])
+            store_row(out[r], results[r], at, once, 0, RESULTS[r], results[r].shape[len(results[r].shape) - 1], RESULTS[r])
 
 
 @triton.jit
 def store_states(flat, part, at, inside, d0, STATES: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr):
     """STATES, for each: 0 a number per row, L > 0 a list of L, -1 - a accumulator a."""
     for r in tl.static_range(len(STATES)):
-        KIND: tl.constexpr = STATES[r]
-        if KIND < 0:
-            d = d0[-1 - KIND] + tl.arange(0, BDV[-1 - KIND])
-            tl.store(part[r] + at[:, None] * DV[-1 - KIND] + d[None, :], flat[r], mask=inside[:, None] & (d < DV[-1 - KIND])[None, :])
-        elif KIND == 0:
-            tl.store(part[r] + at, flat[r], mask=inside)
+        if STATES[r] < 0:
+            store_row(part[r], flat[r], at, inside, d0[-1 - STATES[r]], STATES[r], BDV[-1 - STATES[r]], DV[-1 - STATES[r]])
         else:
-            e = tl.arange(0, KIND)
-            tl.store(part[r] + at[:, None] * KIND + e[None, :], flat[r], mask=inside[:, None])
+            store_row(part[r], flat[r], at, inside, 0, STATES[r], STATES[r], STATES[r])
 
 
 @triton.jit
@@ -150,7 +154,7 @@ def slice_starts(slice_number, BDV: tl.constexpr):
 @triton.jit
 def visit(j0, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rd, rv, cd, cds, c_off, td, tds, t_off, sd, block, bs, b_off, F, I, unit,
           i0, i_local, rows, n, k, lo, hi, d0,
-          BOUNDS: tl.constexpr, SCORE: tl.constexpr, STEP: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr, YDIM: tl.constexpr,
+          BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, STEP: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr, YDIM: tl.constexpr,
           NY: tl.constexpr, PAY: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr, TT: tl.constexpr,
           MASK: tl.constexpr, BLOCK: tl.constexpr, RESIDENT: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr,
           WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr):
@@ -168,21 +172,24 @@ def visit(j0, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rd, rv, cd, cds
     t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
     zero = tl.zeros([rows.shape[0], BK], WIDE)
     visible = see(zero, rows, cols, n, k, lo, hi, c, sd, F, I, block, bs, b_off, BOUNDS, MASK, BLOCK, EDGE)
-    s, visible = SCORE(leaves, rd, rv, c, t, sd, F, I, rows, cols, n, k, zero, visible, WIDE)
+    s = SCORE(leaves, rd, rv, c, t, sd, F, I, rows, cols, n, k, zero, WIDE)
+    if TESTED:
+        test = TEST(leaves, rd, rv, c, t, sd, F, I, rows, cols, n, k, zero, WIDE)
+        visible = test if visible is None else visible & test
     pay = ()
     for a in tl.static_range(len(PAY)):
-        IY: tl.constexpr = PAY[a][0]
         if RESIDENT and PAY[a][1]:
-            pay = pay + (y_tiles[IY],)
+            pay = pay + (y_tiles[PAY[a][0]],)
         else:
-            pay = pay + (load_matrix(y[IY], y_off[IY], ys[IY], j0, j_local, k, d0[a], DV[a], BDV[a], PAY[a][3], YDIM[IY][3], BIG, EDGE),)
+            pay = pay + (load_matrix(y[PAY[a][0]], y_off[PAY[a][0]], ys[PAY[a][0]], j0, j_local, k, d0[a], DV[a], BDV[a], PAY[a][3],
+                                     YDIM[PAY[a][0]][3], BIG, EDGE),)
     return STEP(states, accs, s, cols, visible, pay, unit, PAY, PRECISION)
 
 
 @triton.jit
 def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out, part, F, I, unit, n, k, kept, summed, kept_count,
                 row_tiles, splits, chunk, group,
-                ROW: tl.constexpr, BOUNDS: tl.constexpr, SCORE: tl.constexpr, START: tl.constexpr, STEP: tl.constexpr,
+                ROW: tl.constexpr, BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, START: tl.constexpr, STEP: tl.constexpr,
                 FLAT: tl.constexpr, FINISH: tl.constexpr,
                 LEAF: tl.constexpr, XDIM: tl.constexpr, YDIM: tl.constexpr, NY: tl.constexpr, PAY: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr,
                 NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr, TT: tl.constexpr,
@@ -259,7 +266,7 @@ def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out
         for t in range(whole, whole_end):
             states, accs = visit(
                 t * BK, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs, b_off,
-                F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC, NT, TT,
+                F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, TEST, TESTED, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC, NT, TT,
                 MASK, BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, False)
         for e2 in range(whole - first + end - whole_end):
             t = first + e2
@@ -273,7 +280,7 @@ def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out
             if go:
                 states, accs = visit(
                     t * BK, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs,
-                    b_off, F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC,
+                    b_off, F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, TEST, TESTED, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC,
                     NT, TT, MASK, BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, True)
 
     at = entry.to(tl.int64) * n + i0 + tl.arange(0, BN)
@@ -285,19 +292,23 @@ def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out
 
 
 @triton.jit
+def load_row(ptr, at, inside, d0, KIND: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
+    if KIND == 0:
+        value = tl.load(ptr + at, mask=inside, other=0)
+    else:
+        e = d0 + tl.arange(0, WIDTH)
+        value = tl.load(ptr + at[:, None] * STRIDE + e[None, :], mask=inside[:, None] & (e < STRIDE)[None, :], other=0)
+    return value
+
+
+@triton.jit
 def load_states(part, at, inside, d0, STATES: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr):
     flat = ()
     for r in tl.static_range(len(STATES)):
-        KIND: tl.constexpr = STATES[r]
-        if KIND < 0:
-            d = d0[-1 - KIND] + tl.arange(0, BDV[-1 - KIND])
-            where = at[:, None] * DV[-1 - KIND] + d[None, :]
-            flat = flat + (tl.load(part[r] + where, mask=inside[:, None] & (d < DV[-1 - KIND])[None, :], other=0),)
-        elif KIND == 0:
-            flat = flat + (tl.load(part[r] + at, mask=inside, other=0),)
+        if STATES[r] < 0:
+            flat = flat + (load_row(part[r], at, inside, d0[-1 - STATES[r]], STATES[r], BDV[-1 - STATES[r]], DV[-1 - STATES[r]]),)
         else:
-            e = tl.arange(0, KIND)
-            flat = flat + (tl.load(part[r] + at[:, None] * KIND + e[None, :], mask=inside[:, None], other=0),)
+            flat = flat + (load_row(part[r], at, inside, 0, STATES[r], STATES[r], STATES[r]),)
     return flat
 
 
@@ -320,7 +331,7 @@ def merge_kernel(out, part, unit, count, splits, NEST: tl.constexpr, MERGE: tl.c
 @triton.jit
 def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out, seen, F, I, n, k, row0, rows_end, col0, cols_end,
                  kept, summed, kept_count, row_tiles, col_tiles,
-                 ROW: tl.constexpr, BOUNDS: tl.constexpr, SCORE: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr,
+                 ROW: tl.constexpr, BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr,
                  YDIM: tl.constexpr, NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr,
                  TT: tl.constexpr, NSC: tl.constexpr, TSC: tl.constexpr, MASK: tl.constexpr, BLOCK: tl.constexpr, FILL: tl.constexpr,
                  SEEN: tl.constexpr, NK: tl.constexpr, NS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
@@ -370,7 +381,9 @@ def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, ou
         c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE)
         t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
         visible = see(zero, rows, cols, n, k, lo, hi, c, sv, F, I, block, bs, b_off, BOUNDS, MASK, BLOCK, True)
-        s, visible = SCORE(leaves, rdv, rv, c, t, sv, F, I, rows, cols, n, k, zero, visible, WIDE)
+        s = SCORE(leaves, rdv, rv, c, t, sv, F, I, rows, cols, n, k, zero, WIDE)
+        if TESTED:
+            visible = visible & TEST(leaves, rdv, rv, c, t, sv, F, I, rows, cols, n, k, zero, WIDE)
         more = ()
         for o in tl.static_range(len(FILL)):
             more = more + (sums[o] + tl.where(visible, s[o], FILL[o]),)

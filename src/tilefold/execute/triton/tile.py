@@ -126,16 +126,6 @@ def product(a, b, acc, CAST: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def weigh(acc, alpha, p, v, CAST: tl.constexpr, PRECISION: tl.constexpr):
-    """acc alpha + p @ v, the second product of a fold with a payload."""
-    if alpha is not None:
-        acc = acc * alpha[:, None]
+def product_onto(acc, p, v, CAST: tl.constexpr, PRECISION: tl.constexpr):
+    """acc + p @ v, the second product of a fold with a payload."""
     return product(p, v, acc, CAST, PRECISION)
-
-
-@triton.jit
-def scaled(acc, factor):
-    """acc times a number per row, or as it is."""
-    if factor is not None:
-        acc = acc * factor[:, None]
-    return acc
