@@ -157,7 +157,7 @@ def _part(t: Tensor, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
             t = t.narrow(d, start[j], size[j])
     if lead == 0 or all(s == 1 for s in t.shape[:lead]):
         return t.reshape(1, *t.shape[-2:])  # one for the whole box: broadcast by the consumer
-    return t.expand(*size, *t.shape[-2:]).reshape(-1, *t.shape[-2:])
+    return t.expand(*size, *t.shape[-2:]).reshape(math.prod(size), *t.shape[-2:])
 
 
 def _wide(t: Tensor, dtype: torch.dtype) -> Tensor:

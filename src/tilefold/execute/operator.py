@@ -174,7 +174,8 @@ class _Fold(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        operands, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # read once: checkpointing unpacks them
+        operands, results = saved[: ctx.count], saved[ctx.count :]
         needs = tuple(ctx.needs_input_grad[3:])
         return (None, None, None, *pull_back(ctx.program, ctx.sizes, operands, results, grads, needs))
 

@@ -21,6 +21,8 @@ import torch
 RESIDENT_D = 256  # wider rows are streamed: a resident tile and its partners would not fit beside each other
 PAYLOAD_SLICE = 256  # an accumulator of more columns does not fit in registers
 MINIMUM = 16  # of every side of a product
+OTHER_REGISTERS = 24  # indices, bounds, loop state; with FULL found by compiling for sm_90 (triton 3.6, 2026-11): no spills up to there
+FULL = 0.98
 
 
 @dataclass(frozen=True)
@@ -172,12 +174,13 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
     """32-bit registers of a thread: scores, accumulators, states and the addresses of what is loaded."""
     threads = t.warps * limits.warp
     words = need.wide // 4
-    scores = t.bn * t.bk * words * max(1, need.leaves + (need.outputs > 1))
-    # the weights in 16 bits live beside the scores they come from
-    weights = t.bn * t.bk * words // 2 if need.payloads else 0
+    scores = t.bn * t.bk * words * max(1, need.leaves)
+    weights = t.bn * t.bk * words // 2 if need.payloads else 0  # in 16 bits, beside the scores they come from
     accumulators = sum(t.bn * b * words for b in t.bdv)
     state = t.bn * need.state * 4  # each of four lanes that share a row keeps a copy
-    return (scores + weights + accumulators + state) // threads + 40
+    pay = sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if not whole)
+    addresses = 2 * (sum(t.bk * block(d) * size for d, size in need.cols) + pay) // 16  # 64 bits for each 16 bytes of a tile
+    return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS
 
 
 def rate(need: Need, t: Tiles, limits: Limits) -> float | None:
@@ -185,7 +188,7 @@ def rate(need: Need, t: Tiles, limits: Limits) -> float | None:
     if shared(need, t) > limits.shared - 1024:
         return None
     r = registers(need, t, limits)
-    if r > limits.threads_registers * 0.94:
+    if r > limits.threads_registers * FULL:
         return None
     if limits.matrix == 9 and t.bn < t.warps // 4 * 64:
         return None  # a group of four warps issues one product of 64 rows

@@ -49,6 +49,11 @@ def finite(x: Tensor) -> Tensor:
     return torch.nan_to_num(x, nan=float("nan"), posinf=0.0, neginf=0.0)
 
 
+def seen(lse: Tensor) -> Tensor:
+    """A log-sum-exp, with 0 where no column is visible: exp(s - seen(lse)) is the softmax, and as in torch NaN at a score of +inf."""
+    return torch.nan_to_num(lse, nan=float("nan"), posinf=float("inf"), neginf=0.0)
+
+
 class Fold(ABC):
     """A reduction of each row of scores; subclass it and `register` the class to add one.
 
@@ -79,7 +84,7 @@ class Fold(ABC):
     payload: Tensor | None = None
 
     @property
-    def extras(self) -> tuple[Tensor | int | None, ...]:
+    def extras(self) -> tuple[Tensor | float | None, ...]:
         """What `lower` needs beside the scores: row operands [.., N] (or of one element), numbers, None."""
         return ()
 
@@ -201,4 +206,5 @@ __all__ = [
     "op",
     "register",
     "registered",
+    "seen",
 ]

@@ -30,9 +30,9 @@ def step(state, s, cols, visible, unit):  # s [BN, BK]
 def merge(a, b, unit):
     a_nan = a[0] != a[0]
     b_nan = b[0] != b[0]
-    tie = a[0] == b[0]
+    tie = (a[0] == b[0]) | (a_nan & b_nan)
     larger = (b[0] > a[0]) | (b_nan & (a[0] == a[0]))
-    right = larger | ((tie | (a_nan & b_nan)) & (b[1] < a[1]))
+    right = larger | (tie & (b[1] < a[1]))
     count = tl.where(larger, b[2], a[2] + tl.where(tie, b[2], 0))
     return tl.where(larger, b[0], a[0]), tl.where(right, b[1], a[1]), count
 

@@ -1,4 +1,4 @@
-"""A draw from softmax(s) for each row: the arg-max of s + Gumbel noise (Gumbel, 1954; Maddison et al., 2014).
+"""A draw from softmax(s / t) for each row: the arg-max of s + t * Gumbel noise (Gumbel, 1954; Maddison et al., 2014).
 
 The noise of a pair depends on (seed, stream of the row, position, column) alone: Philox-4x32-10 with the seed as its key and the
 other three as its counter. So neither tiles nor batch nor backend change a draw. E = -log1p(-u) with u = (r + 1/2) / 2^32, and the noise is
@@ -17,28 +17,38 @@ from .maximum import ArgMax
 
 @register
 class Sample(ArgMax):
-    """A column of each row, drawn with probability softmax(s_i)_j, [.., N] int64.
+    """A column of each row, drawn with probability softmax(s_i / t_i)_j, [.., N] int64.
 
     Args:
-        seed: int, or an integer tensor of one element or one per row [.., N]
+        seed: int (its lowest 64 bits count), or an integer tensor of one element or one per row [.., N]
         stream: [.., N] integers, what tells rows apart; default: the row's number
         position: int or [.., N] integers, for example the token's place in its sequence; default 0
+        temperature: t, a number or [.., N], finite and >= 0; at 0 the arg-max; None: 1
     """
 
     name = "sample"
     differentiable = ()
 
-    def __init__(self, seed: int | Tensor = 0, stream: Tensor | None = None, position: int | Tensor = 0) -> None:
+    def __init__(
+        self,
+        seed: int | Tensor = 0,
+        stream: Tensor | None = None,
+        position: int | Tensor = 0,
+        temperature: float | Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self.seed, self.stream, self.position = seed, stream, position
+        self.seed = seed if isinstance(seed, Tensor) else (seed + 2**63) % 2**64 - 2**63  # any int, as the 64 bits of a key
+        self.stream, self.position, self.temperature = stream, position, temperature
 
     @property
-    def extras(self) -> tuple[Tensor | int | None, ...]:
-        return self.seed, self.stream, self.position
+    def extras(self) -> tuple[Tensor | float | None, ...]:
+        return self.seed, self.stream, self.position, self.temperature
 
     def lower(self, s: Expr, *extras: Expr | None) -> Expr:
-        seed, stream, position = extras
-        return s + op("gumbel", seed, Index("row") if stream is None else stream, position, Index("col"))
+        seed, stream, position, temperature = extras
+        noise = op("gumbel", seed, Index("row") if stream is None else stream, position, Index("col"))
+        # s / t + noise has the same arg-max where t > 0
+        return s + (noise if temperature is None else temperature * noise)
 
 
 def philox(seed: Tensor, counter: tuple[Tensor, ...]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..program import Expr, op
-from .fold import Cost, Fold, Pullback, Result, State, exp_below, finite, register
+from .fold import Cost, Fold, Pullback, Result, State, exp_below, finite, register, seen
 
 
 @register
@@ -72,7 +72,7 @@ class SoftmaxSum(Fold):
         return results if self.return_lse else results[0]
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
-        p = op("exp", s - b.row(lambda results, grads: finite(results[1])))
+        p = op("exp", s - b.row(lambda results, grads: seen(results[1])))
         of_output, of_lse = b.grads
         if not of_output:
             return p * b.row(lambda results, grads: grads[1])  # type: ignore[arg-type, return-value]

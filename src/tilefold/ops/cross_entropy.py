@@ -40,8 +40,8 @@ def linear_cross_entropy(
         softcap: c tanh(logit / c) in the place of the logit
         z_loss: adds z_loss * log-sum-exp^2 to each token's loss (PaLM, 2022)
     Returns:
-        a scalar, or [..] for reduction "none"; float32 (float64 for float64 operands). A row of ignored targets gets gradient 0
-        even if it holds NaN. All targets ignored: "mean" is NaN, as in torch, with gradient 0.
+        a scalar, or [..] for reduction "none"; float32 (float64 for float64 operands). The hidden states of an ignored target get
+        gradient 0 even if they hold NaN (linear_weight gets 0 * NaN). All targets ignored: "mean" is NaN, as in torch, with gradient 0.
     Raises:
         ShapeError, OptionError; LabelError (an IndexError): a target that is no class, on the CPU or in debug mode. On a GPU such
         a row's loss is NaN.
@@ -51,7 +51,7 @@ def linear_cross_entropy(
         raise ShapeError(explain("input, linear_weight", was, "[.., D] and [V, D]"))
     soft = target.is_floating_point()
     lead = input.shape[:-1]
-    if target.shape != (*lead, *linear_weight.shape[:1] * soft):
+    if target.shape != (*lead, *(linear_weight.shape[:1] if soft else ())):
         may_be = f"integers {list(lead)}, or probabilities {[*lead, linear_weight.shape[0]]}"
         raise ShapeError(explain("target", f"a tensor of {target.dtype} and shape {tuple(target.shape)}", may_be))
     s = scores(input.reshape(-1, input.shape[-1]), linear_weight)
@@ -62,7 +62,7 @@ def linear_cross_entropy(
     s = s.softcap(softcap)
     loss = cross_entropy(
         s,
-        target.flatten(0, -2) if soft and lead else target.reshape(s.shape[: 2 if soft else 1]),
+        target.reshape(s.shape if soft else s.shape[:1]),
         weight=weight,
         reduction=reduction,
         ignore_index=ignore_index,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,6 @@ from ..errors import OptionError, ShapeError, explain
 from ..folds import Sample
 from ..scores import fold, scores
 from ..scores.debug import can_look_at
-
-GREEDY = 2.0**-66  # scores up to 2^62 stay finite, and a difference of 2^-61 still outweighs the noise
 
 
 def sample(
@@ -31,7 +31,7 @@ def sample(
     Args:
         input: [.., D]
         linear_weight: [V, D]
-        temperature: a number or one per row [..], >= 0; 0 takes the most probable class
+        temperature: a number or one per row [..], finite and >= 0; 0 takes the most probable class
         seed: an int, or an integer tensor of one element or one per row [..]
         stream: [..] integers that tell rows apart; default: the row's number. Equal rows of one seed and stream draw alike.
         position: an int or [..] integers, the token's place in its sequence
@@ -54,18 +54,14 @@ def sample(
     if isinstance(temperature, Tensor):
         if temperature.shape != lead and temperature.numel() != 1:
             raise ShapeError(explain("temperature", f"shape {tuple(temperature.shape)}", f"{list(lead)} or one element"))
-        t = temperature.reshape(-1, 1).to(torch.float32)
-        if can_look_at(t) and not bool((t >= 0).all()):
-            raise OptionError(explain("temperature", f"the value {float(t.min())}", "numbers >= 0"))
-        greedy = t == 0
-        # scores of a greedy row are spread so far that the noise, at most 23, can't change their order
-        s = s / torch.where(greedy, GREEDY, t)
-    elif not temperature >= 0:
-        raise OptionError(explain("temperature", str(temperature), "a number >= 0"))
+        temperature = temperature.reshape(-1).to(torch.float32)
+        if can_look_at(temperature) and not bool(((temperature >= 0) & temperature.isfinite()).all()):
+            bad = temperature[~((temperature >= 0) & temperature.isfinite())][0]
+            raise OptionError(explain("temperature", f"the value {float(bad)}", "finite numbers >= 0"))
+    elif not 0 <= temperature < math.inf:
+        raise OptionError(explain("temperature", str(temperature), "a finite number >= 0"))
     elif temperature == 0:
         return s.argmax(-1).reshape(lead)
-    else:
-        s = s / temperature
 
     def per_row(name: str, value: int | Tensor | None) -> int | Tensor | None:
         if isinstance(value, Tensor):
@@ -75,5 +71,5 @@ def sample(
             return value.reshape(-1)
         return value
 
-    draw = Sample(per_row("seed", seed), per_row("stream", stream), per_row("position", position))  # type: ignore[arg-type]
+    draw = Sample(per_row("seed", seed), per_row("stream", stream), per_row("position", position), temperature)  # type: ignore[arg-type]
     return fold(s, draw).reshape(lead)  # type: ignore[no-any-return]

@@ -118,28 +118,49 @@ def varies_with(text: str) -> tuple[str, ...]:
     return tuple(sorted(parse(text).varies))
 
 
+def _both(name: str, x: str | None, y: str | None) -> str | None:
+    return apply(name, x, y) if x is not None and y is not None else x if y is None else y
+
+
+@constant
+def pointwise(mask: MaskText) -> MaskText:
+    """The mask with its interval as a pointwise test."""
+    axis, lo, hi, block, block_size, test = mask
+    here = index({"row": "col", "col": "row"}[axis])
+    for name, bound in (("ge", lo), ("lt", hi)):
+        if bound is not None:
+            test = _both("and", test, apply(name, here, bound))
+    return axis, None, None, block, block_size, test
+
+
+@constant
+def interval_of_slice(mask: MaskText, axis: str, offset: int, step: int) -> MaskText:
+    """The mask after taking a slice of `axis`, whose index j was offset + step * j: an interval along it moves with it."""
+    own, lo, hi, block, block_size, test = mask
+    if own == axis:
+        return mask
+
+    def bound(e: Expr) -> Expr:
+        # offset + step * j >= e  <=>  j >= ceil((e - offset) / step), and so for <
+        return e - offset if step == 1 else op("floordiv", e - (offset - step + 1), step)
+
+    return own, _maybe(lo, bound), _maybe(hi, bound), block, block_size, test
+
+
 @constant
 def mask_and(a: MaskText, b: MaskText) -> MaskText:
     """Both masks at once. An interval along the other axis becomes a pointwise test."""
-
-    def both(name: str, x: str | None, y: str | None) -> str | None:
-        return apply(name, x, y) if x is not None and y is not None else x if y is None else y
-
     axis, lo, hi, block, block_size, test = a
-    other_axis, other_lo, other_hi, other_block, other_size, other_test = b
     if lo is None and hi is None:
-        axis = other_axis
-    elif other_axis != axis:
-        here = index({"row": "col", "col": "row"}[other_axis])
-        for name, bound in (("ge", other_lo), ("lt", other_hi)):
-            if bound is not None:
-                other_test = both("and", other_test, apply(name, here, bound))
-        other_lo = other_hi = None
+        axis = b[0]
+    elif b[0] != axis:
+        b = pointwise(b)
+    _, other_lo, other_hi, other_block, other_size, other_test = b
     if block is not None and other_block is not None:
         raise ValueError("mask: two block masks on one score; combine them into one table")
     if block is None:
         block, block_size = other_block, other_size
-    return axis, both("maximum", lo, other_lo), both("minimum", hi, other_hi), block, block_size, both("and", test, other_test)
+    return axis, _both("maximum", lo, other_lo), _both("minimum", hi, other_hi), block, block_size, _both("and", test, other_test)
 
 
 @constant

@@ -257,6 +257,11 @@ def _number_or_index(value: Any) -> str:
 
 
 def number(value: Any) -> str:
+    if torch.compiler.is_compiling() and isinstance(value, (int, float)):
+        # a symbolic size (D of a default scale): part of the program, so the graph is made for its value
+        from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+        value = guard_scalar(value)
     if isinstance(value, bool):
         return text.number(value, "bool")
     if isinstance(value, int):

@@ -62,12 +62,18 @@ def _take(s: Scores, axis: str, part: Any) -> Scores:
             d = _has_axis(kind, t, axis)
             operands.append(t if d is None else t[(..., slice(start, stop, step), *(slice(None),) * (-1 - d))])
         expr, mask = map_texts(s, lambda e: text.moved(text.sized(e, axis, length), axis, start, step))
+        mask = None if mask is None else text.interval_of_slice(mask, axis, start, step)
         return s._with(operands=tuple(operands), expr=expr, mask=mask, versions=s._versions, **{"n" if axis == "row" else "k": new})
     if isinstance(part, Tensor) and part.dim() == 1 and not part.is_floating_point():
         return _select(s, axis, part, length)
     if isinstance(part, int):
         raise FoldError(explain("scores[...]", f"the integer {part} on the {axis} axis", f"a slice: scores[..., {part}:{part + 1}, :] keeps the axis"))
     raise FoldError(explain("scores[...]", type(part).__name__, f"slices and 1-D index or boolean tensors; or {TOO_MANY}"))
+
+
+def _pointwise_along(s: Scores, axis: str) -> Scores:
+    """An interval of visible indices along an axis means nothing once that axis is reordered: it becomes a test."""
+    return s if s._mask is None or s._mask[0] == axis else s._with(mask=text.pointwise(s._mask))
 
 
 def _select(s: Scores, axis: str, index: Tensor, length: int) -> Scores:
@@ -83,7 +89,7 @@ def _select(s: Scores, axis: str, index: Tensor, length: int) -> Scores:
     number = len(operands)
     operands.append(index.unsqueeze(-1) if axis == "row" else index.unsqueeze(-2))
     kinds.append(axis)
-    expr, mask = map_texts(s, lambda e: text.indexed(text.sized(e, axis, length), axis, number))
+    expr, mask = map_texts(_pointwise_along(s, axis), lambda e: text.indexed(text.sized(e, axis, length), axis, number))
     return s._with(operands=tuple(operands), kinds=tuple(kinds), expr=expr, mask=mask, **{"n" if axis == "row" else "k": index.shape[0]})
 
 
@@ -149,6 +155,7 @@ def _regroup_rows(s: Scores, batch: tuple[int, ...], n: int) -> Scores:
             was = f"an operand per column with batch shape {tuple(t.shape[:-2])}"
             raise FoldError(explain("reshape", was, f"column operands without a batch when rows are regrouped; or {TOO_MANY}"))
     rows = torch.arange(s._n, device=s.device).unsqueeze(-1)
+    s = _pointwise_along(s, "row")
     expr, mask = map_texts(s, lambda e: text.indexed(text.sized(e, "row", s._n), "row", len(s._operands)))
     operands, kinds = list(s._operands), list(s._kinds)
     if (expr, mask) != (s._expr, s._mask):

@@ -301,6 +301,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         bd = 32 if slow else 64
         outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
         fill = tuple(-math.inf if chunk else 0.0 for _ in program.outputs)
+        marks |= {(len(signature), e): 16 for e in range(len(outs))}  # what torch.empty gives starts on a multiple of 16 bytes
         signature += [tuple(pointer(d) for _, _, d in outs), "*i8", floats, ints, *["i32"] * 6, *sizes, *["i32"] * 3]
         constants = (
             module.row_part, module.bounds, module.score, module.test, source.tested, leaf, xdim, ydim, *counts, source.mask, blocks, fill, chunk is not None,
@@ -324,6 +325,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         parts.append(((splits, kept_count * n, *width), dtype))
     out_types = tuple(pointer(d) for _, _, d in outs)
     part_types = tuple(pointer(d) for _, d in parts)
+    marks |= {(len(signature) + split, e): 16 for e in range(len(parts) if split else len(outs))}
     signature += [() if split else out_types, part_types if split else (), floats, ints, "fp32", "i32", "i32", *sizes, *["i32"] * 5]
     constants = (
         module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
@@ -336,8 +338,9 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     if split:
         bn = 16 if dv or source.lists else 128
         count = kept_count * n
-        merge_constants = (module.nest, module.merge, module.finish, dv, t.bdv, source.results, source.states, slices > 1, bn)
-        merge_kernel = _kernel(rows.merge_kernel, [out_types, part_types, "fp32", "i64", "i32"], {}, merge_constants, source.text, 4, 1)
+        merge_constants = (module.nest, module.merge, module.finish, dv, t.bdv, source.results, source.states, slices > 1, bn, wide_tl)
+        merge_marks = {(a, e): 16 for a, made in enumerate((outs, parts)) for e in range(len(made))}
+        merge_kernel = _kernel(rows.merge_kernel, [out_types, part_types, "fp32", "i64", "i32"], merge_marks, merge_constants, source.text, 4, 1)
         merge = (merge_kernel, math.ceil(count / bn) * slices, (source.unit, count, splits))
     return Launch(kernel, row_tiles * splits * kept_count * slices, pointers, packed, tail, outs, tuple(parts) if split else (), merge, t, source)
 

@@ -111,36 +111,37 @@ def column_range(i0, i1, c0, c1, cd, c_off, cds, sd, F, I, n, k, BOUNDS: tl.cons
 
 
 @triton.jit
-def store_row(ptr, value, at, inside, d0, KIND: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
-    """A number per row (KIND 0), a list of which STRIDE places count, or a slice of an accumulator (KIND < 0)."""
+def store_row(ptr, value, first, local, inside, d0, KIND: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
+    """At rows first + local: a number (KIND 0), a list of which STRIDE places count, or a slice of an accumulator (KIND < 0)."""
     value = value.to(ptr.dtype.element_ty)
     if KIND == 0:
-        tl.store(ptr + at, value, mask=inside)
+        tl.store(ptr + first + local, value, mask=inside)
     else:
-        e = d0 + tl.arange(0, WIDTH)
-        tl.store(ptr + at[:, None] * STRIDE + e[None, :], value, mask=inside[:, None] & (e < STRIDE)[None, :])
+        e = tl.arange(0, WIDTH)
+        base = ptr + (first * STRIDE + d0)
+        tl.store(base + (local[:, None] * STRIDE + e[None, :]), value, mask=inside[:, None] & (d0 + e < STRIDE)[None, :])
 
 
 @triton.jit
-def store_results(results, out, at, inside, d0, slice_number, RESULTS: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr,
+def store_results(results, out, first, local, inside, d0, slice_number, RESULTS: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr,
                   SLICES: tl.constexpr):
     """RESULTS, for each: 0 a number per row, k > 0 a list of k, -1 - a accumulator a."""
-    once = inside & (slice_number == 0) if SLICES else inside
+    once = inside & (local * 0 + slice_number == 0) if SLICES else inside
     for r in tl.static_range(len(RESULTS)):
         if RESULTS[r] < 0:
-            store_row(out[r], results[r], at, inside, d0[-1 - RESULTS[r]], RESULTS[r], BDV[-1 - RESULTS[r]], DV[-1 - RESULTS[r]])
+            store_row(out[r], results[r], first, local, inside, d0[-1 - RESULTS[r]], RESULTS[r], BDV[-1 - RESULTS[r]], DV[-1 - RESULTS[r]])
         else:
-            store_row(out[r], results[r], at, once, 0, RESULTS[r], results[r].shape[len(results[r].shape) - 1], RESULTS[r])
+            store_row(out[r], results[r], first, local, once, 0, RESULTS[r], results[r].shape[len(results[r].shape) - 1], RESULTS[r])
 
 
 @triton.jit
-def store_states(flat, part, at, inside, d0, STATES: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr):
+def store_states(flat, part, first, local, inside, d0, STATES: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr):
     """STATES, for each: 0 a number per row, L > 0 a list of L, -1 - a accumulator a."""
     for r in tl.static_range(len(STATES)):
         if STATES[r] < 0:
-            store_row(part[r], flat[r], at, inside, d0[-1 - STATES[r]], STATES[r], BDV[-1 - STATES[r]], DV[-1 - STATES[r]])
+            store_row(part[r], flat[r], first, local, inside, d0[-1 - STATES[r]], STATES[r], BDV[-1 - STATES[r]], DV[-1 - STATES[r]])
         else:
-            store_row(part[r], flat[r], at, inside, 0, STATES[r], STATES[r], STATES[r])
+            store_row(part[r], flat[r], first, local, inside, 0, STATES[r], STATES[r], STATES[r])
 
 
 @triton.jit
@@ -197,6 +198,7 @@ def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out
                 STATES: tl.constexpr, NK: tl.constexpr, NS: tl.constexpr, SLICES: tl.constexpr, SPLIT: tl.constexpr,
                 RESIDENT: tl.constexpr, REVERSE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
                 BIG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
+    unit = tl.cast(unit, WIDE)
     pid = tl.program_id(0)
     tile, split = place(pid % (row_tiles * splits), row_tiles, splits, group, REVERSE)
     rest = pid // (row_tiles * splits)
@@ -283,49 +285,55 @@ def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out
                     b_off, F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, TEST, TESTED, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC,
                     NT, TT, MASK, BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, True)
 
-    at = entry.to(tl.int64) * n + i0 + tl.arange(0, BN)
-    inside = i0 + tl.arange(0, BN) < n
+    at = entry.to(tl.int64) * n + i0
+    local = tl.arange(0, BN)
+    inside = i0 + local < n
     if SPLIT:
-        store_states(FLAT(states, accs), part, split.to(tl.int64) * kept_count * n + at, inside, d0, STATES, DV, BDV)
+        at += split.to(tl.int64) * kept_count * n
+        store_states(FLAT(states, accs), part, at, local, inside, d0, STATES, DV, BDV)
     else:
-        store_results(FINISH(states, accs, unit), out, at, inside, d0, slice_number, RESULTS, DV, BDV, SLICES)
+        store_results(FINISH(states, accs, unit), out, at, local, inside, d0, slice_number, RESULTS, DV, BDV, SLICES)
 
 
 @triton.jit
-def load_row(ptr, at, inside, d0, KIND: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
+def load_row(ptr, first, local, inside, d0, KIND: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
     if KIND == 0:
-        value = tl.load(ptr + at, mask=inside, other=0)
+        value = tl.load(ptr + first + local, mask=inside, other=0)
     else:
-        e = d0 + tl.arange(0, WIDTH)
-        value = tl.load(ptr + at[:, None] * STRIDE + e[None, :], mask=inside[:, None] & (e < STRIDE)[None, :], other=0)
+        e = tl.arange(0, WIDTH)
+        base = ptr + (first * STRIDE + d0)
+        value = tl.load(base + (local[:, None] * STRIDE + e[None, :]), mask=inside[:, None] & (d0 + e < STRIDE)[None, :], other=0)
     return value
 
 
 @triton.jit
-def load_states(part, at, inside, d0, STATES: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr):
+def load_states(part, first, local, inside, d0, STATES: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr):
     flat = ()
     for r in tl.static_range(len(STATES)):
         if STATES[r] < 0:
-            flat = flat + (load_row(part[r], at, inside, d0[-1 - STATES[r]], STATES[r], BDV[-1 - STATES[r]], DV[-1 - STATES[r]]),)
+            flat = flat + (load_row(part[r], first, local, inside, d0[-1 - STATES[r]], STATES[r], BDV[-1 - STATES[r]], DV[-1 - STATES[r]]),)
         else:
-            flat = flat + (load_row(part[r], at, inside, 0, STATES[r], STATES[r], STATES[r]),)
+            flat = flat + (load_row(part[r], first, local, inside, 0, STATES[r], STATES[r], STATES[r]),)
     return flat
 
 
 @triton.jit
 def merge_kernel(out, part, unit, count, splits, NEST: tl.constexpr, MERGE: tl.constexpr, FINISH: tl.constexpr, DV: tl.constexpr,
-                 BDV: tl.constexpr, RESULTS: tl.constexpr, STATES: tl.constexpr, SLICES: tl.constexpr, BN: tl.constexpr):
+                 BDV: tl.constexpr, RESULTS: tl.constexpr, STATES: tl.constexpr, SLICES: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr):
     """Joins the states of the splits of `count` rows."""
+    unit = tl.cast(unit, WIDE)
     row_tiles = tl.cdiv(count, BN)
     slice_number = tl.program_id(0) // row_tiles
     d0 = slice_starts(slice_number, BDV)
-    at = (tl.program_id(0) % row_tiles).to(tl.int64) * BN + tl.arange(0, BN)
-    inside = at < count
-    states, accs = NEST(load_states(part, at, inside, d0, STATES, DV, BDV))
+    first = (tl.program_id(0) % row_tiles).to(tl.int64) * BN
+    local = tl.arange(0, BN)
+    inside = first + local < count
+    states, accs = NEST(load_states(part, first, local, inside, d0, STATES, DV, BDV))
     for s in range(1, splits):
-        more, more_accs = NEST(load_states(part, s.to(tl.int64) * count + at, inside, d0, STATES, DV, BDV))
+        other = tl.cast(s, tl.int64) * count + first
+        more, more_accs = NEST(load_states(part, other, local, inside, d0, STATES, DV, BDV))
         states, accs = MERGE(states, accs, more, more_accs, unit)
-    store_results(FINISH(states, accs, unit), out, at, inside, d0, slice_number, RESULTS, DV, BDV, SLICES)
+    store_results(FINISH(states, accs, unit), out, first, local, inside, d0, slice_number, RESULTS, DV, BDV, SLICES)
 
 
 @triton.jit

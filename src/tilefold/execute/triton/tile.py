@@ -26,9 +26,9 @@ def batch_offset(strides, FIRST: tl.constexpr, kept, summed, NK: tl.constexpr, N
     """Where a batch entry starts; its coordinates come reversed. Strides: kept dimensions, then summed ones."""
     offset = tl.full((), 0, tl.int64)
     for d in tl.static_range(NK):
-        offset += kept[NK - 1 - d].to(tl.int64) * strides[FIRST + d]
+        offset += tl.cast(kept[NK - 1 - d], tl.int64) * strides[FIRST + d]
     for d in tl.static_range(NS):
-        offset += summed[NS - 1 - d].to(tl.int64) * strides[FIRST + NK + d]
+        offset += tl.cast(summed[NS - 1 - d], tl.int64) * strides[FIRST + NK + d]
     return offset
 
 
