@@ -1,6 +1,6 @@
 """What README and docs say is run here: every ```python block, in order, one namespace a page.
 
-A line `expression  # -> value` is checked: the value is evaluated too; tensors and floats are compared with a tolerance.
+A line `expression  # -> value` is checked: the value is evaluated too, and tensors and floats have a tolerance.
 A line `statement  # raises ErrorClass` must raise that class. A block that is only shown and not run is marked ```py.
 """
 

@@ -174,6 +174,7 @@ def rows_consumer(
     HAS_COL: gl.constexpr,
     HAS_V: gl.constexpr,
     APPEND: gl.constexpr,
+    ORDER: gl.constexpr,
     STATE: gl.constexpr,
     SCORE: gl.constexpr,
     STEP: gl.constexpr,
@@ -341,6 +342,7 @@ def stream_rows(
     HAS_COL: gl.constexpr,
     HAS_V: gl.constexpr,
     APPEND: gl.constexpr,
+    ORDER: gl.constexpr,
     STATE: gl.constexpr,
     SCORE: gl.constexpr,
     STEP: gl.constexpr,
@@ -400,6 +402,7 @@ def stream_rows(
                         HAS_COL,
                         HAS_V,
                         APPEND,
+                        ORDER,
                         STATE,
                         SCORE,
                         STEP,
@@ -431,6 +434,7 @@ def stream_rows(
                         HAS_COL,
                         HAS_V,
                         APPEND,
+                        ORDER,
                         STATE,
                         SCORE,
                         STEP,
@@ -470,6 +474,7 @@ def stream_rows(
                         HAS_COL,
                         HAS_V,
                         APPEND,
+                        ORDER,
                         STATE,
                         SCORE,
                         STEP,
@@ -501,6 +506,7 @@ def stream_rows(
                         HAS_COL,
                         HAS_V,
                         APPEND,
+                        ORDER,
                         STATE,
                         SCORE,
                         STEP,
@@ -532,6 +538,7 @@ def stream_rows(
                         HAS_COL,
                         HAS_V,
                         APPEND,
+                        ORDER,
                         STATE,
                         SCORE,
                         STEP,
@@ -564,7 +571,6 @@ def cols_consumer(
     D: gl.constexpr,
     ST: gl.constexpr,
     TB: gl.constexpr,
-    EARLY: gl.constexpr,
     WEIGHT: gl.constexpr,
     DSCORE: gl.constexpr,
 ):
@@ -601,15 +607,11 @@ def cols_consumer(
         s = warpgroup_mma_wait(1, deps=(s,))
         p16 = narrow(WEIGHT(s, a_bufs.index(st).load(srow)[None, :], unit), dtype)
         pd = gl.convert_layout(p16, adot)
-        if EARLY:
-            # a spin wait, so that ptxas leaves the weight's arithmetic above the wait for T
-            mbarrier.wait(tempty.index(tb), tph ^ 1)
         t = warpgroup_mma_wait(0, deps=(t,))
         acc_w = warpgroup_mma(pd, g, acc_w, is_async=True)
         # dS stays in registers for accY and goes through shared memory for dX, which needs both groups' columns
         d16 = narrow(DSCORE(widen(p16), t, b_bufs.index(st).load(srow)[None, :], unit), dtype)
-        if not EARLY:
-            mbarrier.wait(tempty.index(tb), tph ^ 1)
+        mbarrier.wait(tempty.index(tb), tph ^ 1)
         t_bufs.index(tb).slice(WG * KW, KW, dim=0).store(d16)
         fence_async_shared()
         mbarrier.arrive(tfull.index(tb), count=1)
@@ -695,7 +697,6 @@ def stream_cols(
     D: gl.constexpr,
     ST: gl.constexpr,
     TB: gl.constexpr,
-    EARLY: gl.constexpr,
     WEIGHT: gl.constexpr,
     DSCORE: gl.constexpr,
 ):
@@ -726,11 +727,11 @@ def stream_cols(
         [
             (
                 cols_consumer,
-                (bufs, bars, outy_ptr, outw_ptr, K, N, col0, batch, unit, 0, M, NK, D, ST, TB, EARLY, WEIGHT, DSCORE),
+                (bufs, bars, outy_ptr, outw_ptr, K, N, col0, batch, unit, 0, M, NK, D, ST, TB, WEIGHT, DSCORE),
             ),
             (
                 cols_consumer,
-                (bufs, bars, outy_ptr, outw_ptr, K, N, col0, batch, unit, 1, M, NK, D, ST, TB, EARLY, WEIGHT, DSCORE),
+                (bufs, bars, outy_ptr, outw_ptr, K, N, col0, batch, unit, 1, M, NK, D, ST, TB, WEIGHT, DSCORE),
             ),
             (cols_producer, (x_d, g_d, y_d, w_d, a_d, b_d, bufs, bars, K, N, col0, batch, M, ST)),
             (cols_writer, (o_d, bufs, bars, N, batch, M, D)),

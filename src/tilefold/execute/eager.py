@@ -474,7 +474,8 @@ def _alone(fold: folds.Fold, box: _Box, state: Any, acc: Tensor | None, dtype: t
         if r.kind == "payload":
             assert acc is not None
             value = (acc if value is None else acc.mul_(value.unsqueeze(-1))).to(dtype)
-        yield value[0] if not box.size else value.reshape(*box.size, *value.shape[1:])
+        # a fold may give views of its state
+        yield value[0].contiguous() if not box.size else value.reshape(*box.size, *value.shape[1:]).contiguous()
 
 
 def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc: Tensor | None) -> None:

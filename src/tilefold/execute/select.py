@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ PAYLOAD_SLICE = 256  # an accumulator of more columns does not fit in registers
 MINIMUM = 16  # of every side of a product
 OTHER_REGISTERS = 24  # indices, bounds, loop state; with FULL found by compiling for sm_90 (triton 3.6, 2026-11): no spills up to there
 FULL = 0.98
+SLACK = 40  # the compiler takes more where it may
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Need:
     state: int  # registers per row
     lists: bool
     masked: bool
+    ops: float  # per score, of folds and expressions: arithmetic, at the rate of compares
+    exps: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Tiles:
     warps: int
     stages: int
     reason: str = ""
+    described: bool = False  # tiles come through tensor descriptors where the operands allow it
+    cap: int = 0  # registers of a thread at most, so that two blocks fit a unit; 0: as many as the compiler likes
     splits: int = 0  # 0: by `split`
     group: int = 0
 
@@ -122,10 +128,6 @@ def _slices(need: Need, largest: int) -> tuple[int, ...]:
     return tuple(block(d, largest) for d, _, _ in need.payloads)
 
 
-def _widest(need: Need) -> int:
-    return max((d for d, _ in (*need.rows, *need.cols)), default=0)
-
-
 def _interpreter(need: Need) -> Tiles:
     d = max((d for d, _ in need.rows), default=0)
     return Tiles(32, 32, 64, _slices(need, PAYLOAD_SLICE), d <= RESIDENT_D, 4, 1, "the interpreter: small, so that tests see many")
@@ -141,25 +143,21 @@ def _slow(need: Need, limits: Limits) -> Tiles:
 
 
 def _fast(need: Need, limits: Limits) -> Tiles:
-    d = max((d for d, _ in need.rows), default=0)
-    resident = d <= RESIDENT_D
-    if not resident:
+    if max((d for d, _ in need.rows), default=0) > RESIDENT_D:
         return _streamed(need, limits)
-    best: Tiles | None = None
-    best_score = 0.0
     bdv = _slices(need, PAYLOAD_SLICE)
-    for bn in (128, 64, 32):
-        for bk in (256, 128, 64, 32):
-            for warps in (8, 4):
-                for stages in (3, 2, 1):
-                    t = Tiles(bn, bk, 64, bdv, True, warps, stages)
-                    cost = rate(need, t, limits)
-                    if cost is not None and cost > best_score:
-                        best, best_score = t, cost
-    if best is None:
-        best = Tiles(32, 32, 64, bdv, True, 4, 1)
-    need_s, need_r = shared(need, best), registers(need, best, limits)
-    return replace(best, reason=f"{need_s >> 10} KiB of {limits.shared >> 10} shared, about {need_r} of {limits.threads_registers} registers")
+    best, least, shown = Tiles(32, 32, 64, bdv, True, 4, 1), math.inf, (0.0, 0.0, 0.0, 1)
+    for bn, bk, warps, stages in itertools.product((128, 64, 32), (256, 128, 64, 32), (8, 4), (3, 2, 1)):
+        t = Tiles(bn, bk, 64, bdv, True, warps, stages)
+        found = clocks(need, t, limits)
+        if found is not None and found[0] < least:
+            best, least, shown = t, found[0], found[1:]
+    matrix, vector, load, blocks = shown
+    return replace(
+        best,
+        reason=f"{shared(need, best) >> 10} of {limits.shared >> 10} KiB shared, about {registers(need, best, limits)} of "
+        f"{limits.threads_registers} registers, {blocks} blocks a unit; clocks a tile: products {matrix:.0f}, arithmetic {vector:.0f}, loads {load:.0f}",
+    )
 
 
 def shared(need: Need, t: Tiles) -> int:
@@ -180,23 +178,33 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
     state = t.bn * need.state * 4  # each of four lanes that share a row keeps a copy
     pay = sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if not whole)
     addresses = 2 * (sum(t.bk * block(d) * size for d, size in need.cols) + pay) // 16  # 64 bits for each 16 bytes of a tile
-    return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS
+    return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS + 6 * max(0, t.stages - 2)
 
 
-def rate(need: Need, t: Tiles, limits: Limits) -> float | None:
-    """A merit of tiles that fit, None for those that don't: reuse of what is streamed, and enough of it in flight."""
-    if shared(need, t) > limits.shared - 1024:
+FLOPS, OPS, EXPS, BYTES = 4096, 64, 16, 35  # a clock and unit: 16-bit matrix, compares, exponentials, bytes from the second-level cache
+
+
+def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, float, int] | None:
+    """Clocks of a unit per 128 x 128 scores, and their parts; None for tiles that don't fit.
+
+    Where two blocks share a unit, one's arithmetic runs beside the other's products; a block alone overlaps a quarter of it.
+    """
+    held = shared(need, t)
+    if held > limits.shared - 1024:
         return None
     r = registers(need, t, limits)
     if r > limits.threads_registers * FULL:
         return None
     if limits.matrix == 9 and t.bn < t.warps // 4 * 64:
         return None  # a group of four warps issues one product of 64 rows
-    intensity = t.bn * t.bk / (t.bn + t.bk)
-    pipelined = (0.7, 0.95, 1.0)[t.stages - 1]
-    blocks = min(limits.shared * 1.0 // max(shared(need, t), 1), 65536 // (t.warps * limits.warp * min(r, 255)), 4)
-    overlap = 1.0 if blocks >= 2 else 0.9
-    return intensity * pipelined * overlap * (1.0 if t.warps == 8 or blocks >= 2 else 0.8)
+    threads = t.warps * limits.warp
+    blocks = int(min(limits.shared // max(held, 1), 65536 // (threads * min(255, r + SLACK)), 4))
+    matrix = 2.0 * t.bn * t.bk * (sum(block(d) for d, _ in need.rows) / max(1, len(need.rows)) * need.leaves + sum(t.bdv)) / FLOPS
+    vector = t.bn * t.bk * (need.ops / OPS + need.exps / EXPS)
+    load = (held - sum(t.bn * block(d) * size for d, size in need.rows)) / t.stages / BYTES
+    small = 1.0 + 24.0 / t.bk + (0.06 if t.stages == 2 else 0.3 if t.stages == 1 else 0.0)  # what a step costs beside its work
+    total = max(matrix, vector, load) + 0.15 * min(matrix, vector) if blocks >= 2 else max(matrix, load) + 0.75 * vector
+    return total * small * 16384 / (t.bn * t.bk), matrix, vector, load, max(1, blocks)
 
 
 def _streamed(need: Need, limits: Limits) -> Tiles:
@@ -213,7 +221,7 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
         stages -= 1
     if limits.shared < 100 << 10 and bk == 256:
         bk = 128
-    return Tiles(bn, bk, bd, bdv, False, 8, min(stages, 3), f"{d_text(need)} features: both sides streamed, {bd * size} bytes a step")
+    return Tiles(bn, bk, bd, bdv, False, 8, min(stages, 3), f"{d_text(need)} features: both sides streamed, {bd * size} bytes a step", described=limits.matrix >= 9)
 
 
 def d_text(need: Need) -> str:

@@ -29,9 +29,16 @@ def first_of(s, m, cols, visible):
 def step(state, s, cols, visible, unit):  # s [BN, BK]
     m, i = state
     best = row_max(s)
-    # where no row improves, the columns need not be known
-    if tl.max(((best >= m) | (best != best)).to(tl.int32), 0) > 0:
-        m, i = merge((m, i), (best, first_of(s, best, cols[None, :], visible)), unit)
+    # 0: no row improves, so no column matters; 2: some row has a NaN, whose column an equality does not find
+    kind = tl.max(tl.where(best != best, 2, (best >= m).to(tl.int32)), 0)
+    if kind > 0:
+        hit = s == best[:, None]
+        if visible is not None:
+            hit = hit & visible
+        c = tl.min(tl.where(hit, cols[None, :], NO_COLUMN), 1)
+        if kind > 1:
+            c = tl.where(best != best, tl.min(tl.where(s != s, cols[None, :], NO_COLUMN), 1), c)
+        m, i = merge((m, i), (best, c), unit)
     return m, i
 
 

@@ -3,6 +3,7 @@
 State of the variance: n, mean and M = sum_j (s_j - mean)^2.
     merge    d = mean_b - mean_a;  mean = mean_a + d n_b / n;  M = M_a + M_b + d^2 n_a n_b / n      (Chan, Golub, LeVeque, 1979)
     d/ds     mean: g / n;  variance: 2 g (s - mean) / (n - correction)
+The mean is a differentiable result of the variance too: the merge of column shards needs its gradient.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Variance(Fold):
     name = "variance"
     state = (("n", 0.0), ("mean", 0.0), ("m2", 0.0))
     results = (Result(), Result(), Result())
+    differentiable = (0, 1)
     cost = Cost(registers_per_row=3, ops=5)
     jit = "tilefold.folds.variance_jit"
     sees_mask = True
@@ -115,5 +117,11 @@ class Variance(Fold):
         return (n, mean, torch.where(spread > 0, variance * spread, 0.0)), None
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
+        of_variance, of_mean = b.grads[:2]
+        mean = b.row(lambda r, g: g[1] / r[2].clamp(min=1)) if of_mean else None  # type: ignore[operator]
+        if not of_variance:
+            assert mean is not None
+            return mean
         slope = b.row(lambda r, g: 2.0 * g[0] / (r[2] - self.correction).clamp(min=0))  # type: ignore[operator]
-        return slope * (s - b.row(lambda r, g: r[1]))
+        away = slope * (s - b.row(lambda r, g: r[1]))
+        return away if mean is None else away + mean

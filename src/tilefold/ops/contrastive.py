@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import OptionError, ShapeError, explain
-from ..folds import LogSumExp, Sum
+from ..folds import Gather, LogSumExp, Sum
 from ..scores import col_index, fold, row_index, scores
-from ..scores.api import autocast
 
 KINDS = ("clip", "siglip")
 
@@ -27,8 +26,8 @@ def contrastive_loss(
 
     Args:
         a, b: [N, D], the two views of each pair
-        scale: factor of the similarities (1 / temperature), a number or a 0-d tensor; learnable
-        bias: added to the scaled similarities, a number or a 0-d tensor; only "siglip" depends on it
+        scale: factor of the similarities (1 / temperature), a number or a tensor of one element; learnable
+        bias: added to the scaled similarities, a number or a tensor of one element; only "siglip" depends on it
         kind: "clip": the mean of both directions' cross-entropies (Radford et al., 2021);
             "siglip": sum over all pairs of -log sigmoid(+-s) / N, + for i = j (Zhai et al., 2023)
         normalize: whether to scale a and b to unit length first
@@ -39,13 +38,16 @@ def contrastive_loss(
         raise ShapeError(explain("a, b", f"shapes {tuple(a.shape)} and {tuple(b.shape)}", "the same shape [N, D]"))
     if kind not in KINDS:
         raise OptionError(explain("kind", repr(kind), " or ".join(map(repr, KINDS))))
+    for name, t in (("scale", scale), ("bias", bias)):
+        if isinstance(t, Tensor) and t.numel() != 1:
+            raise ShapeError(explain(name, f"shape {tuple(t.shape)}", "a number or a tensor of one element"))
     if normalize:
         a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
-    a, b = autocast(a), autocast(b)
     s = scores(a, b) * scale + bias
     if kind == "siglip":
         signed = torch.where(row_index() == col_index(), s, -s)
         return -fold(signed.logsigmoid(), Sum()).sum() / a.shape[0]
-    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
-    own = (a.to(wide) * b.to(wide)).sum(-1) * scale + bias
-    return (fold(s, LogSumExp()) + fold(s.mT, LogSumExp())).mul(0.5).sub(own).mean()
+    # the pair's own score comes from the same pass: softmax - 1 is subtracted before anything is rounded to a's type
+    pairs = torch.arange(a.shape[0], device=a.device)
+    (lse, own), (lse_t, own_t) = (fold(x, LogSumExp(), Gather(pairs)) for x in (s, s.mT))
+    return ((lse - own) + (lse_t - own_t)).mul(0.5).mean()

@@ -57,7 +57,7 @@ def _direct(x: Tensor, y: Tensor, index: Tensor, metric: str) -> Tensor:
 
 
 def _root(square: Tensor) -> Tensor:
-    apart = square > 0
+    apart = square != 0  # NaN too
     return torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)
 
 

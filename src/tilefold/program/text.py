@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from torch.compiler import assume_constant_result
 
-from .expr import Const, Data, Expr, Index, Leaf, Size, op, remap, rewrite, transpose
+from .expr import Const, Data, Expr, Index, Leaf, Size, op, remap, rewrite, transpose, walk
 from .program import Mask, Output, Program, dump_nodes, load_nodes
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,6 +100,12 @@ def moved(text: str | None, axis: str, offset: int, step: int) -> str | None:
 def indexed(text: str | None, axis: str, operand: int) -> str | None:
     """The expression with the index of an axis read from an operand."""
     return _maybe(text, lambda e: rewrite(e, lambda n: Data(operand, axis, "int") if n is Index(axis) else None))
+
+
+@constant
+def places(text: str | None, axis: str) -> bool:
+    """Whether the expression reads the index or the size of an axis."""
+    return text is not None and any(n is Index(axis) or n is Size(axis) for n in walk(parse(text)))
 
 
 @constant

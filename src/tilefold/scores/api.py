@@ -109,7 +109,7 @@ def _sqeuclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
 
 def _euclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
     square = _sqeuclidean(s, x, y)
-    apart = square.gt(0.0)
+    apart = square.ne(0.0)  # NaN too
     # like torch.cdist: the gradient at distance 0 is 0
     return apart.where_else(apart.where_else(square, 1.0).sqrt(), 0.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def _take(s: Scores, axis: str, part: Any) -> Scores:
         for t, kind in zip(s._operands, s._kinds, strict=True):
             d = _has_axis(kind, t, axis)
             operands.append(t if d is None else t[(..., slice(start, stop, step), *(slice(None),) * (-1 - d))])
-        expr, mask = map_texts(s, lambda e: text.moved(text.sized(e, axis, length), axis, start, step))
+        expr, mask = _places(s, axis, length, lambda e: text.moved(e, axis, start, step))
         mask = None if mask is None else text.interval_of_slice(mask, axis, start, step)
         return s._with(operands=tuple(operands), expr=expr, mask=mask, versions=s._versions, **{"n" if axis == "row" else "k": new})
     if isinstance(part, Tensor) and part.dim() == 1 and not part.is_floating_point():
@@ -74,6 +75,13 @@ def _take(s: Scores, axis: str, part: Any) -> Scores:
 def _pointwise_along(s: Scores, axis: str) -> Scores:
     """An interval of visible indices along an axis means nothing once that axis is reordered: it becomes a test."""
     return s if s._mask is None or s._mask[0] == axis else s._with(mask=text.pointwise(s._mask))
+
+
+def _places(
+    s: Scores, axis: str, length: int, change: Callable[[str | None], str | None]
+) -> tuple[str, text.MaskText | None]:
+    """The expression and the mask with `change` applied where they read an index of the axis, and its size fixed at `length`."""
+    return map_texts(s, lambda e: change(text.sized(e, axis, length)) if text.places(e, axis) else e)
 
 
 def _select(s: Scores, axis: str, index: Tensor, length: int) -> Scores:
@@ -89,7 +97,7 @@ def _select(s: Scores, axis: str, index: Tensor, length: int) -> Scores:
     number = len(operands)
     operands.append(index.unsqueeze(-1) if axis == "row" else index.unsqueeze(-2))
     kinds.append(axis)
-    expr, mask = map_texts(_pointwise_along(s, axis), lambda e: text.indexed(text.sized(e, axis, length), axis, number))
+    expr, mask = _places(_pointwise_along(s, axis), axis, length, lambda e: text.indexed(e, axis, number))
     return s._with(operands=tuple(operands), kinds=tuple(kinds), expr=expr, mask=mask, **{"n" if axis == "row" else "k": index.shape[0]})
 
 
@@ -155,8 +163,8 @@ def _regroup_rows(s: Scores, batch: tuple[int, ...], n: int) -> Scores:
             was = f"an operand per column with batch shape {tuple(t.shape[:-2])}"
             raise FoldError(explain("reshape", was, f"column operands without a batch when rows are regrouped; or {TOO_MANY}"))
     rows = torch.arange(s._n, device=s.device).unsqueeze(-1)
-    s = _pointwise_along(s, "row")
-    expr, mask = map_texts(s, lambda e: text.indexed(text.sized(e, "row", s._n), "row", len(s._operands)))
+    s, number = _pointwise_along(s, "row"), len(s._operands)
+    expr, mask = _places(s, "row", s._n, lambda e: text.indexed(e, "row", number))
     operands, kinds = list(s._operands), list(s._kinds)
     if (expr, mask) != (s._expr, s._mask):
         operands.append(rows)

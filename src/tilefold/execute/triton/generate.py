@@ -71,6 +71,7 @@ class Source:
     registers: int  # of the states, per row
     lists: bool
     tested: bool
+    operations: tuple[int, int]  # per score: arithmetic, exponentials
 
 
 def jit_names(fold: folds.Fold) -> dict[str, str]:
@@ -106,6 +107,16 @@ def _peel(e: Expr) -> tuple[float, Expr]:
         if unit != 1.0:
             return unit, -inner
     return 1.0, e
+
+
+_EXPS = {"exp": 1, "exp2": 1, "log": 1, "log2": 1, "sigmoid": 2, "tanh": 2, "sqrt": 1, "rsqrt": 1, "div": 1, "reciprocal": 1, "gumbel": 3, "erf": 2}
+_OPS = {"tanh": 14, "sigmoid": 3, "gumbel": 90, "erf": 20, "expm1": 10, "log1p": 8, "pow": 30, "sin": 20, "cos": 20}
+
+
+def _count(roots: list[Expr]) -> tuple[int, int]:
+    """Arithmetic operations and exponentials of one score."""
+    nodes = [n for n in walk(*roots) if isinstance(n, Op) and n.varies == ROW | COL]
+    return sum(_OPS.get(n.name, 1) for n in nodes), sum(_EXPS.get(n.name, 0) for n in nodes)
 
 
 class _Writer:
@@ -314,7 +325,7 @@ class _Generator:
         return Source(
             header + body + "\n", tuple(self.floats), tuple(self.ints), unit, g["x"], g["y"], g["row"], g["col"], g["tile"], g["scalar"],
             self.types, tuple(self.leaves), tuple(payloads), tuple(results), tuple(states), tuple(float(f.fill) for f in self.folds),
-            mask, registers, lists, test is not None,
+            mask, registers, lists, test is not None, _count(wanted),
         )  # fmt: skip
 
     def _full(self, w: _Writer, root: Expr) -> str:

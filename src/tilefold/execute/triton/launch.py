@@ -38,9 +38,9 @@ class Kernel:
     """
 
     def __init__(self, fn: Any, signature: Sequence[Any], aligned: dict[tuple[int, ...], int], constants: Sequence[Any], warps: int,
-                 stages: int) -> None:  # fmt: skip
+                 stages: int, cap: int = 0) -> None:  # fmt: skip
         self.fn, self.signature, self.aligned, self.constants = fn, tuple(signature), aligned, tuple(constants)
-        self.options = {"num_warps": warps, "num_stages": stages}
+        self.options = {"num_warps": warps, "num_stages": stages} | ({"maxnreg": cap} if cap else {})
         self._compiled: dict[int, Any] = {}
 
     def source(self) -> ASTSource:
@@ -48,6 +48,7 @@ class Kernel:
         runtime = len(self.signature)
         signature = dict(zip(names, self.signature, strict=False)) | dict.fromkeys(names[runtime:], "constexpr")
         constants = {(runtime + i,): c for i, c in enumerate(self.constants)}
+        constants |= {(i,): None for i, t in enumerate(self.signature) if t == "constexpr"}  # an argument that is left out
         attrs = {path: [["tt.divisibility", number]] for path, number in self.aligned.items()}
         return ASTSource(self.fn, signature=signature, constexprs=constants, attrs=attrs)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ... import folds
 from ...program import Mask, Output, Program
@@ -126,6 +127,7 @@ class Launch:
     tiles: select.Tiles | None = None
     source: generate.Source | None = None
     tiles_only: bool = False
+    described: tuple[int, int, list[int], list[int]] | None = None  # operands that come as tensor descriptors, and their tiles
 
     def __call__(self, operands: Sequence[Tensor], results: list[Any], device: torch.device) -> None:
         made = tuple(torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.outputs)
@@ -136,11 +138,17 @@ class Launch:
         if self.tiles_only:
             args.extend((made, made[0]))
         else:
-            args.extend((() if parts else made, parts))
+            args = [*self._descriptors(operands), *args, () if parts else made, parts]
         self.kernel(self.grid, device, (*args, *self.tail))
         if self.merge is not None:
             kernel, grid, tail = self.merge
             kernel(grid, device, (made, parts, *tail))
+
+    def _descriptors(self, operands: Sequence[Tensor]) -> tuple[Any, Any]:
+        if self.described is None:
+            return None, None
+        x, y, x_tile, y_tile = self.described
+        return tuple(TensorDescriptor(t, list(t.shape[-2:]), list(t.stride()[-2:]), tile) for t, tile in ((operands[x], x_tile), (operands[y], y_tile)))  # type: ignore[return-value]
 
     def _operands(self, operands: Sequence[Tensor]) -> list[Any]:
         args: list[Any] = []
@@ -176,9 +184,9 @@ def _strides_of(kind: str, t: Tensor, flipped: bool) -> tuple[int, ...]:
 GROUPS = ("x", "y", "row", "col", "tile", "scalar", "block")
 
 
-def _signature(source: generate.Source, groups: dict[str, tuple[int, ...]], tensors: Sequence[Tensor], strides: dict[str, Any],
-               aligned: dict[int, bool]) -> tuple[list[Any], dict[tuple[int, ...], int]]:  # fmt: skip
-    signature: list[Any] = []
+def _signature(groups: dict[str, tuple[int, ...]], tensors: Sequence[Tensor], strides: dict[str, Any], aligned: dict[int, bool],
+               first: list[Any]) -> tuple[list[Any], dict[tuple[int, ...], int]]:  # fmt: skip
+    signature = list(first)
     marks: dict[tuple[int, ...], int] = {}
     for group in GROUPS:
         at = len(signature)
@@ -201,13 +209,13 @@ _kernels: dict[Any, Kernel] = {}
 
 
 def _kernel(fn: Any, signature: Sequence[Any], marks: dict[tuple[int, ...], int], constants: Sequence[Any], key: Any, warps: int,
-            stages: int) -> Kernel:  # fmt: skip
+            stages: int, cap: int = 0) -> Kernel:  # fmt: skip
     """The kernel of these types and constants; `key` stands for those constants that are functions."""
     plain = tuple(c for c in constants if not callable(c) or isinstance(c, tl.dtype))
-    full = (fn.__name__, key, repr(signature), tuple(sorted(marks.items())), repr(plain), warps, stages)
+    full = (fn.__name__, key, repr(signature), tuple(sorted(marks.items())), repr(plain), warps, stages, cap)
     made = _kernels.get(full)
     if made is None:
-        made = _kernels[full] = Kernel(fn, signature, marks, constants, warps, stages)
+        made = _kernels[full] = Kernel(fn, signature, marks, constants, warps, stages, cap)
     return made
 
 
@@ -269,6 +277,8 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         state=source.registers,
         lists=source.lists,
         masked=source.mask > 0,
+        ops=sum(f.cost.ops for f in map(folds.lookup, program.outputs)) + source.operations[0],
+        exps=sum(f.cost.exps for f in map(folds.lookup, program.outputs)) + source.operations[1],
     )
     t = select.tiles(need, limits, select.forced())
     dims_of = lambda i: (tensors[i].shape[-1], select.block(tensors[i].shape[-1]), select.block(tensors[i].shape[-1]) != tensors[i].shape[-1], int(tensors[i].stride(-1) == 1))  # noqa: E731
@@ -286,7 +296,15 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     wide_tl = tl.float64 if wide == torch.float64 else tl.float32
     precision = "tf32" if tf32 else "ieee"
     blocks = (0, 0) if mask.block is None else mask.block_size
-    signature, marks = _signature(source, groups, tensors, strides, aligned)
+    described = None
+    if not (t.resident or tile_output or kept or summed or slow) and t.described and casts and casts[0] == 0:
+        a, b = (source.x[source.leaves[0][0]], source.y[source.leaves[0][1]])
+        if aligned[a] and aligned[b] and tensors[a].shape[-1] >= t.bd and min(n, k) >= 16:
+            described = (piece.operands[a], piece.operands[b], [t.bn, t.bd], [t.bk, t.bd])
+    descriptors = ["constexpr", "constexpr"] if described is None else [
+        f"tensordesc<{pointer(operands[i].dtype)[1:]}{list(shape)}>" for i, shape in zip(described[:2], described[2:], strict=True)
+    ]  # fmt: skip
+    signature, marks = _signature(groups, tensors, strides, aligned, [] if tile_output else descriptors)
     floats, ints = _numbers(source)
     leaf = tuple((*pair, c) for pair, c in zip(source.leaves, casts, strict=True))
     counts = (len(source.row), types("row"), len(source.col), types("col"), len(source.tile), types("tile"), len(source.scalar), types("scalar"))
@@ -330,9 +348,9 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     constants = (
         module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
         leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
-        len(kept), len(summed), slices > 1, split, t.resident, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
+        len(kept), len(summed), slices > 1, split, t.resident, described is not None, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
     )  # fmt: skip
-    kernel = _kernel(rows.rows_kernel, signature, marks, constants, source.text, t.warps, t.stages)
+    kernel = _kernel(rows.rows_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
     tail = (source.floats, source.ints, source.unit, n, k, kept, summed, kept_count, row_tiles, splits, chunk_k, group)
     merge = None
     if split:
@@ -342,7 +360,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         merge_marks = {(a, e): 16 for a, made in enumerate((outs, parts)) for e in range(len(made))}
         merge_kernel = _kernel(rows.merge_kernel, [out_types, part_types, "fp32", "i64", "i32"], merge_marks, merge_constants, source.text, 4, 1)
         merge = (merge_kernel, math.ceil(count / bn) * slices, (source.unit, count, splits))
-    return Launch(kernel, row_tiles * splits * kept_count * slices, pointers, packed, tail, outs, tuple(parts) if split else (), merge, t, source)
+    return Launch(kernel, row_tiles * splits * kept_count * slices, pointers, packed, tail, outs, tuple(parts) if split else (), merge, t, source, described=described)
 
 
 def _outputs(places: Sequence[int], shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[tuple[int, tuple[int, ...], torch.dtype]]:

@@ -54,7 +54,16 @@ def streamed_product(x, xs, x_off, y, ys, y_off, i0, i_local, j0, j_local, k, CA
 
 
 @triton.jit
-def leaf_products(x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF: tl.constexpr, XDIM: tl.constexpr,
+def described_product(x_desc, y_desc, i0, j0, D: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr):
+    """The same through tensor descriptors: rows, columns and features outside give 0."""
+    s = tl.zeros([BN, BK], tl.float32)
+    for d0 in range(0, D, BD):
+        s = product(x_desc.load([i0, d0]), y_desc.load([j0, d0]).T, s, 0, PRECISION)
+    return s
+
+
+@triton.jit
+def leaf_products(x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF: tl.constexpr, XDIM: tl.constexpr,
                   YDIM: tl.constexpr, RESIDENT: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, PRECISION: tl.constexpr,
                   EDGE: tl.constexpr):
     """The products x_i . y_j [BN, BK] of all leaves: LEAF has (x, y, cast) each; XDIM, YDIM (features, block, masked, contiguous)."""
@@ -62,6 +71,9 @@ def leaf_products(x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0,
     for f in tl.static_range(len(LEAF)):
         if RESIDENT:
             leaves = leaves + (product(x_tiles[LEAF[f][0]], tl.trans(y_tiles[LEAF[f][1]]), None, LEAF[f][2], PRECISION),)
+        elif f == 0 and x_desc is not None:
+            leaves = leaves + (described_product(x_desc, y_desc, i0, j0, XDIM[LEAF[0][0]][0], i_local.shape[0], j_local.shape[0], BD,
+                                                 PRECISION),)
         else:
             leaves = leaves + (
                 streamed_product(x[LEAF[f][0]], xs[LEAF[f][0]], x_off[LEAF[f][0]], y[LEAF[f][1]], ys[LEAF[f][1]], y_off[LEAF[f][1]], i0,
@@ -153,7 +165,7 @@ def slice_starts(slice_number, BDV: tl.constexpr):
 
 
 @triton.jit
-def visit(j0, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rd, rv, cd, cds, c_off, td, tds, t_off, sd, block, bs, b_off, F, I, unit,
+def visit(j0, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, rd, rv, cd, cds, c_off, td, tds, t_off, sd, block, bs, b_off, F, I, unit,
           i0, i_local, rows, n, k, lo, hi, d0,
           BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, STEP: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr, YDIM: tl.constexpr,
           NY: tl.constexpr, PAY: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr, TT: tl.constexpr,
@@ -167,7 +179,7 @@ def visit(j0, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rd, rv, cd, cds
         for v in tl.static_range(NY):
             y_tiles = y_tiles + (load_matrix(y[v], y_off[v], ys[v], j0, j_local, k, 0, YDIM[v][0], YDIM[v][1], YDIM[v][2],
                                              YDIM[v][3], BIG, EDGE),)
-    leaves = leaf_products(x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, RESIDENT, BD, BIG,
+    leaves = leaf_products(x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, RESIDENT, BD, BIG,
                            PRECISION, EDGE)
     c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE)
     t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
@@ -188,7 +200,7 @@ def visit(j0, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rd, rv, cd, cds
 
 
 @triton.jit
-def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out, part, F, I, unit, n, k, kept, summed, kept_count,
+def rows_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out, part, F, I, unit, n, k, kept, summed, kept_count,
                 row_tiles, splits, chunk, group,
                 ROW: tl.constexpr, BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, START: tl.constexpr, STEP: tl.constexpr,
                 FLAT: tl.constexpr, FINISH: tl.constexpr,
@@ -196,7 +208,7 @@ def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out
                 NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr, TT: tl.constexpr,
                 NSC: tl.constexpr, TSC: tl.constexpr, MASK: tl.constexpr, BLOCK: tl.constexpr, RESULTS: tl.constexpr,
                 STATES: tl.constexpr, NK: tl.constexpr, NS: tl.constexpr, SLICES: tl.constexpr, SPLIT: tl.constexpr,
-                RESIDENT: tl.constexpr, REVERSE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+                RESIDENT: tl.constexpr, FLATTEN: tl.constexpr, REVERSE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
                 BIG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
     unit = tl.cast(unit, WIDE)
     pid = tl.program_id(0)
@@ -265,9 +277,9 @@ def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out
             whole = tl.minimum(tl.maximum(tl.cdiv(whole, BK), first), end)
             whole_end = tl.minimum(tl.maximum(whole_end // BK, whole), end)
 
-        for t in range(whole, whole_end):
+        for t in tl.range(whole, whole_end, flatten=FLATTEN):
             states, accs = visit(
-                t * BK, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs, b_off,
+                t * BK, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs, b_off,
                 F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, TEST, TESTED, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC, NT, TT,
                 MASK, BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, False)
         for e2 in range(whole - first + end - whole_end):
@@ -281,7 +293,7 @@ def rows_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out
                 go = tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0
             if go:
                 states, accs = visit(
-                    t * BK, states, accs, x, xs, x_off, x_tiles, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs,
+                    t * BK, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs,
                     b_off, F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, TEST, TESTED, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC,
                     NT, TT, MASK, BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, True)
 
@@ -384,7 +396,7 @@ def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, ou
         if MASK == 1:
             lo, hi = BOUNDS(rdv, sv, F, I, rows, n, k)
             hi = tl.minimum(hi, k)
-        leaves = leaf_products(x, xs, x_off, (), y, ys, y_off, (), i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, False, BD, BIG,
+        leaves = leaf_products(None, None, x, xs, x_off, (), y, ys, y_off, (), i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, False, BD, BIG,
                                PRECISION, True)
         c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE)
         t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
