@@ -19,19 +19,39 @@ def bind(fold):
 @triton.jit
 def first_of(s, m, cols, visible):
     """The lowest column at which a row holds its maximum m, NaN included; cols [1 or BN, BK]."""
-    hit = (s == m[:, None]) | (s != s)  # a NaN makes the maximum NaN
+    hit = s == m[:, None]
+    if tl.max((m != m).to(tl.int32), 0) > 0:
+        hit = hit | (s != s)  # a NaN makes the maximum NaN
     if visible is not None:
         hit = hit & visible
     return tl.min(tl.where(hit, cols, NO_COLUMN), 1)
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def first_set(hit, first):
+    """The lowest set column of each row of a tile whose first column is `first`."""
+    # residue classes first: within one the column is a constant of the register that holds it
+    W: tl.constexpr = 8
+    BN: tl.constexpr = hit.shape[0]
+    BK: tl.constexpr = hit.shape[1]
+    j = tl.arange(0, BK // W)
+    c = tl.min(tl.where(tl.reshape(hit, [BN, BK // W, W]), j[None, :, None], NO_COLUMN), 1)  # [BN, W]
+    w = tl.arange(0, W)
+    return tl.min(tl.where(c == NO_COLUMN, NO_COLUMN, first + c * W + w[None, :]), 1)
+
+
+@triton.jit
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     m, i = state
     best = row_max(s)
     # where no row improves, the columns need not be known
     if tl.max(((best >= m) | (best != best)).to(tl.int32), 0) > 0:
-        m, i = merge((m, i), (best, first_of(s, best, cols[None, :], visible)), unit)
+        hit = s == best[:, None]
+        if tl.max((best != best).to(tl.int32), 0) > 0:
+            hit = hit | (s != s)  # a NaN makes the maximum NaN
+        if visible is not None:
+            hit = hit & visible
+        m, i = merge((m, i), (best, first_set(hit, first)), unit)
     return m, i
 
 
