@@ -19,14 +19,29 @@ def bind(fold):
 @triton.jit
 def first_of(s, m, cols, visible):
     """The lowest column at which a row holds its maximum m, NaN included; cols [1 or BN, BK]."""
-    hit = (s == m[:, None]) | (s != s)  # a NaN makes the maximum NaN
+    hit = s == m[:, None]
+    if tl.max((m != m).to(tl.int32), 0) > 0:
+        hit = hit | (s != s)  # a NaN makes the maximum NaN
     if visible is not None:
         hit = hit & visible
     return tl.min(tl.where(hit, cols, NO_COLUMN), 1)
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def first_set(hit, first):
+    """The lowest set column of each row of a tile whose first column is `first`."""
+    # residue classes first: within one the column is a constant of the register that holds it
+    W: tl.constexpr = 8
+    BN: tl.constexpr = hit.shape[0]
+    BK: tl.constexpr = hit.shape[1]
+    j = tl.arange(0, BK // W)
+    c = tl.min(tl.where(tl.reshape(hit, [BN, BK // W, W]), j[None, :, None], NO_COLUMN), 1)  # [BN, W]
+    w = tl.arange(0, W)
+    return tl.min(tl.where(c == NO_COLUMN, NO_COLUMN, first + c * W + w[None, :]), 1)
+
+
+@triton.jit
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     m, i = state
     best = row_max(s)
     # 0: no row improves, so no column matters; 2: some row has a NaN, whose column an equality does not find
@@ -35,9 +50,9 @@ def step(state, s, cols, visible, unit):  # s [BN, BK]
         hit = s == best[:, None]
         if visible is not None:
             hit = hit & visible
-        c = tl.min(tl.where(hit, cols[None, :], NO_COLUMN), 1)
+        c = first_set(hit, first)
         if kind > 1:
-            c = tl.where(best != best, tl.min(tl.where(s != s, cols[None, :], NO_COLUMN), 1), c)
+            c = tl.where(best != best, first_set(s != s, first), c)
         m, i = merge((m, i), (best, c), unit)
     return m, i
 

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     return (state[0] + tl.sum((s != 0).to(tl.int32), 1),)
 
 

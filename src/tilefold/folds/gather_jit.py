@@ -9,7 +9,7 @@ UNIT = True
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     return (tl.maximum(state[0], row_max(s), propagate_nan=tl.PropagateNan.ALL),)
 
 

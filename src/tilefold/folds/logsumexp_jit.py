@@ -9,7 +9,7 @@ UNIT = True
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     m, l = state
     c = unit * LOG2E
     m_new = nan_max(m, row_max(s))

@@ -18,7 +18,7 @@ def bind(fold):
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     best = row_max(s)
     hit = (s == best[:, None]) | ((s != s) & (best != best)[:, None])
     if visible is not None:

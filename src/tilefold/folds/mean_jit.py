@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     if visible is None:
         n = state[1] + s.shape[1]
     else:

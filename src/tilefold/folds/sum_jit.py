@@ -7,7 +7,7 @@ UNIT = True
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     return (state[0] + tl.sum(s, 1),)
 
 

@@ -70,7 +70,7 @@ def insert(state, s, cols, left):
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     if visible is None:
         left = (s == s) | (s != s)
     else:

@@ -9,7 +9,7 @@ def state(fold):
 
 
 @triton.jit
-def step(state, s, cols, visible, unit):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     if visible is None:
         n = state[0] * 0.0 + s.shape[1]
     else:

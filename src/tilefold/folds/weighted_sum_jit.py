@@ -3,7 +3,9 @@
 import triton
 import triton.language as tl
 
+UNIT = True  # the loop multiplies the accumulator
+
 
 @triton.jit
-def step(state, s, cols, visible, unit, dtype: tl.constexpr):  # s [BN, BK]
+def step(state, s, cols, first, visible, unit, dtype: tl.constexpr):  # s [BN, BK]
     return s.to(dtype)

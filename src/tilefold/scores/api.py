@@ -183,7 +183,8 @@ def outer(fn: Callable[[Any, Any], Any], rows: Tensor, columns: Tensor) -> Score
     """Lazy scores that no matrix product makes: fn(x_i, y_j) of a few coordinates.
 
     Args:
-        fn: of two vectors with elementwise arithmetic, abs, exp, .., `v[d]`, and .sum(-1) or .amax(-1) over the D coordinates:
+        fn: of two vectors with arithmetic, methods such as .abs() and .exp(), `v[d]`, and .sum(-1) or .amax(-1) over the
+            D coordinates (methods, not torch's functions):
             `lambda x, y: (x - y).abs().sum(-1)` is the L1 distance
         rows: [.., N, D], D <= 16
         columns: [.., K, D]

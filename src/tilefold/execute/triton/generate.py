@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from ... import folds
-from ...program import Const, Data, Expr, Index, Leaf, Op, Output, Program, Size, walk
+from ...program import Const, Data, Expr, Index, Leaf, Op, Output, Program, Size, op, rewrite, walk
 
 LITERALS = (0.0, 1.0, 2.0, -1.0, 0.5)
 ROW, COL = frozenset(("row",)), frozenset(("col",))
@@ -54,7 +54,7 @@ class Source:
     text: str
     floats: tuple[float, ...]
     ints: tuple[int, ...]
-    unit: float
+    unit: tuple[float, ...]
     x: tuple[int, ...]  # operand numbers, in the order in which the kernel takes them
     y: tuple[int, ...]
     row: tuple[int, ...]
@@ -117,6 +117,35 @@ def _count(roots: list[Expr]) -> tuple[int, int]:
     """Arithmetic operations and exponentials of one score."""
     nodes = [n for n in walk(*roots) if isinstance(n, Op) and n.varies == ROW | COL]
     return sum(_OPS.get(n.name, 1) for n in nodes), sum(_EXPS.get(n.name, 0) for n in nodes)
+
+
+LOG2E = math.log2(math.e)
+
+
+def _scaled(e: Expr, c: float) -> Expr:
+    """e * c, with c taken into constants and onto what does not vary with both axes, so that one multiply-add is left per score."""
+    if isinstance(e, Const):
+        return Const(e.value * c)
+    if isinstance(e, Op):
+        a, *rest = e.operands
+        if e.name == "mul" and isinstance(rest[0], Const) and a.type == "float":
+            return op("mul", a, float(rest[0].value) * c)
+        if e.name == "neg":
+            return op("neg", _scaled(a, c))
+        if e.name in ("add", "sub") and any(o.varies != ROW | COL for o in e.operands) and e.type == "float":
+            return op(e.name, _scaled(a, c), _scaled(rest[0], c))
+    return op("mul", e, c)
+
+
+def _exp2_form(root: Expr) -> Expr:
+    """The expression with exp(x) of each score as exp2(x log2 e), which is what the hardware has."""
+
+    def change(node: Expr) -> Expr | None:
+        if isinstance(node, Op) and node.name == "exp" and node.varies == ROW | COL:
+            return op("exp2", _scaled(node.operands[0], LOG2E))
+        return None
+
+    return rewrite(root, change)
 
 
 class _Writer:
@@ -278,11 +307,10 @@ class _Generator:
     def build(self) -> Source:
         p = self.program
         roots = [o.expr for o in p.outputs]
-        unit = 1.0
-        if not self.inline and not self.tiles and all(takes_unit(f) for f in self.folds):
-            peeled = [_peel(e) for e in roots]
-            if len({u for u, _ in peeled}) == 1:
-                unit, roots = peeled[0][0], [e for _, e in peeled]
+        units = [1.0] * len(roots)
+        if not self.inline and not self.tiles:
+            peeled = [_peel(e) if takes_unit(f) else (1.0, e) for f, e in zip(self.folds, roots, strict=True)]
+            units, roots = [u for u, _ in peeled], [_exp2_form(e) for _, e in peeled]
         test = p.mask.test if p.mask else None
         wanted = [*roots, *([test] if test is not None else [])]
         nodes = list(walk(*wanted))
@@ -323,7 +351,7 @@ class _Generator:
         mask = 0 if p.mask is None or (p.mask.lo is None and p.mask.hi is None) else 1 if p.mask.axis == "row" else 2
         g = {k: tuple(v) for k, v in self.groups.items()}
         return Source(
-            header + body + "\n", tuple(self.floats), tuple(self.ints), unit, g["x"], g["y"], g["row"], g["col"], g["tile"], g["scalar"],
+            header + body + "\n", tuple(self.floats), tuple(self.ints), tuple(units), g["x"], g["y"], g["row"], g["col"], g["tile"], g["scalar"],
             self.types, tuple(self.leaves), tuple(payloads), tuple(results), tuple(states), tuple(float(f.fill) for f in self.folds),
             mask, registers, lists, test is not None, _count(wanted),
         )  # fmt: skip
@@ -360,6 +388,7 @@ class _Generator:
         number = 0
         for j, (o, f) in enumerate(zip(self.program.outputs, self.folds, strict=True)):
             names = jit_names(f)
+            unit = "1.0" if self.inline else f"unit[{j}]"
             if o.payload is not None and not scales(f):
                 names = {"step": names["step"]}
             imports.append(f"from {f.jit} import {', '.join(f'{v} as {k}_{j}' for k, v in names.items())}")
@@ -382,22 +411,22 @@ class _Generator:
             fill = repr(float(f.fill)) if math.isfinite(f.fill) else f'float("{f.fill}")'
             step.append(f"    s{j} = s[{j}] if visible is None else tl.where(visible, s[{j}], {fill})")
             if o.payload is None:
-                step.append(f"    t{j} = step_{j}(states[{j}], s{j}, cols, visible, unit)")
-                merge.append(f"    t{j} = merge_{j}(states[{j}], more[{j}], unit)")
-                finish.append(f"    r{j} = finish_{j}(states[{j}], unit)")
+                step.append(f"    t{j} = step_{j}(states[{j}], s{j}, cols, first, visible, {unit})")
+                merge.append(f"    t{j} = merge_{j}(states[{j}], more[{j}], {unit})")
+                finish.append(f"    r{j} = finish_{j}(states[{j}], {unit})")
             else:
                 a = len(payloads)
                 payloads.append(self.at("y", o.payload))
                 acc_names.append(a)
                 step.append(f"    d{a}: tl.constexpr = tl.float64 if PAY[{a}][2] == 2 else pay[{a}].dtype")
-                given = f"states[{j}], s{j}, cols, visible, unit, d{a}"
+                given = f"states[{j}], s{j}, cols, first, visible, {unit}, d{a}"
                 weight = f"p{j}, pay[{a}], PAY[{a}][2], PRECISION"
                 if scales(f):
                     step.append(f"    t{j}, alpha{j}, p{j} = step_{j}({given})")
                     step.append(f"    a{a} = product_onto(accs[{a}] * alpha{j}[:, None], {weight})")
-                    merge.append(f"    t{j}, alpha{j}, beta{j} = merge_{j}(states[{j}], more[{j}], unit)")
+                    merge.append(f"    t{j}, alpha{j}, beta{j} = merge_{j}(states[{j}], more[{j}], {unit})")
                     merge.append(f"    a{a} = accs[{a}] * alpha{j}[:, None] + more_accs[{a}] * beta{j}[:, None]")
-                    finish.append(f"    r{j} = finish_{j}(states[{j}], unit)")
+                    finish.append(f"    r{j} = finish_{j}(states[{j}], {unit})")
                     finish.append(f"    o{a} = accs[{a}] * r{j}[{sum(r.kind != 'payload' for r in f.results)}][:, None]")
                 else:
                     step.append(f"    p{j} = step_{j}({given})")
@@ -405,7 +434,7 @@ class _Generator:
                     step.append(f"    a{a} = product_onto(accs[{a}], {weight})")
                     merge.append(f"    t{j} = states[{j}]")
                     merge.append(f"    a{a} = accs[{a}] + more_accs[{a}]")
-                    finish.append(f"    o{a} = accs[{a}]")
+                    finish.append(f"    o{a} = accs[{a}] * {unit}")
             place = 0
             for r in f.results:
                 if r.kind == "payload":
@@ -429,7 +458,7 @@ class _Generator:
         return [
             _function("start", "BN: tl.constexpr, BDV: tl.constexpr, WIDE: tl.constexpr",
                       [*start, f"    return {_tuple(state_names)}, {news[1]}"]),
-            _function("step", "states, accs, s, cols, visible, pay, unit, PAY: tl.constexpr, PRECISION: tl.constexpr",
+            _function("step", "states, accs, s, cols, first, visible, pay, unit, PAY: tl.constexpr, PRECISION: tl.constexpr",
                       [*step, f"    return {news[0]}, {news[1]}"]),
             _function("flat", "states, accs", [f"    return {_tuple(flat_names + accs)}"]),
             _function("nest", "flat", [f"    return {_tuple(structure)}, {_tuple([f'flat[{number + a}]' for a in acc_names])}"]),

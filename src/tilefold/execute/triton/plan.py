@@ -292,7 +292,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         covers = dv[a] == t.bdv[a] and slices == 1
         pay.append((b, b in leaf_cols and t.bdv[a] == ydim[b][1] and slices == 1, cast, not (covers or (slices * t.bdv[a] == dv[a]))))
     bd = t.bd
-    types = lambda g: tuple(source.types[i] for i in groups[g])  # noqa: E731
+    types = lambda g: tuple((source.types[i], int(len(s) > 0 and s[0] == 1)) for i, s in zip(groups[g], strides[g], strict=True))  # noqa: E731
     wide_tl = tl.float64 if wide == torch.float64 else tl.float32
     precision = "tf32" if tf32 else "ieee"
     blocks = (0, 0) if mask.block is None else mask.block_size
@@ -306,6 +306,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     ]  # fmt: skip
     signature, marks = _signature(groups, tensors, strides, aligned, [] if tile_output else descriptors)
     floats, ints = _numbers(source)
+    units = tuple("fp32" for _ in source.unit)
     leaf = tuple((*pair, c) for pair, c in zip(source.leaves, casts, strict=True))
     counts = (len(source.row), types("row"), len(source.col), types("col"), len(source.tile), types("tile"), len(source.scalar), types("scalar"))
     pointers = tuple(tuple(piece.operands[i] for i in groups[g]) for g in GROUPS)
@@ -344,7 +345,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     out_types = tuple(pointer(d) for _, _, d in outs)
     part_types = tuple(pointer(d) for _, d in parts)
     marks |= {(len(signature) + split, e): 16 for e in range(len(parts) if split else len(outs))}
-    signature += [() if split else out_types, part_types if split else (), floats, ints, "fp32", "i32", "i32", *sizes, *["i32"] * 5]
+    signature += [() if split else out_types, part_types if split else (), floats, ints, units, "i32", "i32", *sizes, *["i32"] * 5]
     constants = (
         module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
         leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
@@ -358,7 +359,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         count = kept_count * n
         merge_constants = (module.nest, module.merge, module.finish, dv, t.bdv, source.results, source.states, slices > 1, bn, wide_tl)
         merge_marks = {(a, e): 16 for a, made in enumerate((outs, parts)) for e in range(len(made))}
-        merge_kernel = _kernel(rows.merge_kernel, [out_types, part_types, "fp32", "i64", "i32"], merge_marks, merge_constants, source.text, 4, 1)
+        merge_kernel = _kernel(rows.merge_kernel, [out_types, part_types, units, "i64", "i32"], merge_marks, merge_constants, source.text, 4, 1)
         merge = (merge_kernel, math.ceil(count / bn) * slices, (source.unit, count, splits))
     return Launch(kernel, row_tiles * splits * kept_count * slices, pointers, packed, tail, outs, tuple(parts) if split else (), merge, t, source, described=described)
 

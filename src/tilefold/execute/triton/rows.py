@@ -112,7 +112,7 @@ def column_range(i0, i1, c0, c1, cd, c_off, cds, sd, F, I, n, k, BOUNDS: tl.cons
     for j0 in range(c0, c1, SCAN):
         j = j0 + tl.arange(0, SCAN)
         inside = j < c1
-        lo, hi = BOUNDS(load_vectors(cd, c_off, cds, j, k, NC, TC, WIDE), sd, F, I, j, n, k)
+        lo, hi = BOUNDS(load_vectors(cd, c_off, cds, j, k, NC, TC, WIDE, True), sd, F, I, j, n, k)
         meets = inside & (lo < hi) & (lo < i1) & (hi > i0)
         first = tl.minimum(first, tl.min(tl.where(meets, j, c1), 0))
         end = tl.maximum(end, tl.max(tl.where(meets, j + 1, c0), 0))
@@ -181,7 +181,7 @@ def visit(j0, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off,
                                              YDIM[v][3], BIG, EDGE),)
     leaves = leaf_products(x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, RESIDENT, BD, BIG,
                            PRECISION, EDGE)
-    c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE)
+    c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE, EDGE)
     t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
     zero = tl.zeros([rows.shape[0], BK], WIDE)
     visible = see(zero, rows, cols, n, k, lo, hi, c, sd, F, I, block, bs, b_off, BOUNDS, MASK, BLOCK, EDGE)
@@ -196,7 +196,7 @@ def visit(j0, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off,
         else:
             pay = pay + (load_matrix(y[PAY[a][0]], y_off[PAY[a][0]], ys[PAY[a][0]], j0, j_local, k, d0[a], DV[a], BDV[a], PAY[a][3],
                                      YDIM[PAY[a][0]][3], BIG, EDGE),)
-    return STEP(states, accs, s, cols, visible, pay, unit, PAY, PRECISION)
+    return STEP(states, accs, s, cols, j0, visible, pay, unit, PAY, PRECISION)
 
 
 @triton.jit
@@ -210,7 +210,6 @@ def rows_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds
                 STATES: tl.constexpr, NK: tl.constexpr, NS: tl.constexpr, SLICES: tl.constexpr, SPLIT: tl.constexpr,
                 RESIDENT: tl.constexpr, FLATTEN: tl.constexpr, REVERSE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
                 BIG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    unit = tl.cast(unit, WIDE)
     pid = tl.program_id(0)
     tile, split = place(pid % (row_tiles * splits), row_tiles, splits, group, REVERSE)
     rest = pid // (row_tiles * splits)
@@ -242,7 +241,7 @@ def rows_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds
         if BLOCK[0] > 0:
             b_off = batch_offsets(bs, 1, 2, at_kept, at_summed, NK, NS)[0]
         sv = load_scalars(sd, s_off, NSC, TSC, WIDE)
-        rdv = load_vectors(rd, r_off, rds, rows, n, NR, TR, WIDE)
+        rdv = load_vectors(rd, r_off, rds, rows, n, NR, TR, WIDE, True)
         rv = ROW(rdv, sv, F, I, rows, n, k, WIDE)
         x_tiles = ()
         if RESIDENT:
@@ -333,7 +332,6 @@ def load_states(part, first, local, inside, d0, STATES: tl.constexpr, DV: tl.con
 def merge_kernel(out, part, unit, count, splits, NEST: tl.constexpr, MERGE: tl.constexpr, FINISH: tl.constexpr, DV: tl.constexpr,
                  BDV: tl.constexpr, RESULTS: tl.constexpr, STATES: tl.constexpr, SLICES: tl.constexpr, BN: tl.constexpr, WIDE: tl.constexpr):
     """Joins the states of the splits of `count` rows."""
-    unit = tl.cast(unit, WIDE)
     row_tiles = tl.cdiv(count, BN)
     slice_number = tl.program_id(0) // row_tiles
     d0 = slice_starts(slice_number, BDV)
@@ -389,7 +387,7 @@ def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, ou
         if BLOCK[0] > 0:
             b_off = batch_offsets(bs, 1, 2, at_kept, at_summed, NK, NS)[0]
         sv = load_scalars(sd, s_off, NSC, TSC, WIDE)
-        rdv = load_vectors(rd, r_off, rds, rows, n, NR, TR, WIDE)
+        rdv = load_vectors(rd, r_off, rds, rows, n, NR, TR, WIDE, True)
         rv = ROW(rdv, sv, F, I, rows, n, k, WIDE)
         lo = None
         hi = None
@@ -398,7 +396,7 @@ def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, ou
             hi = tl.minimum(hi, k)
         leaves = leaf_products(None, None, x, xs, x_off, (), y, ys, y_off, (), i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, False, BD, BIG,
                                PRECISION, True)
-        c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE)
+        c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE, True)
         t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
         visible = see(zero, rows, cols, n, k, lo, hi, c, sv, F, I, block, bs, b_off, BOUNDS, MASK, BLOCK, True)
         s = SCORE(leaves, rdv, rv, c, t, sv, F, I, rows, cols, n, k, zero, WIDE)

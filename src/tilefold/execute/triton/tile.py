@@ -73,12 +73,19 @@ def as_value(t, TYPE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def load_vectors(ptrs, offsets, strides, index, limit, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: tl.constexpr):
-    """The numbers [B] of every vector operand at `index`; 0 from `limit` on."""
+def load_vectors(ptrs, offsets, strides, index, limit, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: tl.constexpr, EDGE: tl.constexpr):
+    """The numbers [B] of every vector operand at `index`; with EDGE 0 from `limit` on. TYPES: (type, whether they lie side by side)."""
     values = ()
     for v in tl.static_range(COUNT):
-        at = ptrs[v] + (offsets[v] + index.to(tl.int64) * strides[v][0])
-        values = values + (as_value(tl.load(at, mask=index < limit, other=0), TYPES[v], WIDE),)
+        if TYPES[v][1]:
+            at = ptrs[v] + offsets[v] + index
+        else:
+            at = ptrs[v] + (offsets[v] + index.to(tl.int64) * strides[v][0])
+        if EDGE:
+            t = tl.load(at, mask=index < limit, other=0)
+        else:
+            t = tl.load(at)
+        values = values + (as_value(t, TYPES[v][0], WIDE),)
     return values
 
 
@@ -86,7 +93,7 @@ def load_vectors(ptrs, offsets, strides, index, limit, COUNT: tl.constexpr, TYPE
 def load_scalars(ptrs, offsets, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: tl.constexpr):
     values = ()
     for v in tl.static_range(COUNT):
-        values = values + (as_value(tl.load(ptrs[v] + offsets[v]), TYPES[v], WIDE),)
+        values = values + (as_value(tl.load(ptrs[v] + offsets[v]), TYPES[v][0], WIDE),)
     return values
 
 
@@ -97,7 +104,7 @@ def load_tiles(ptrs, offsets, strides, rows, cols, n, k, COUNT: tl.constexpr, TY
     for v in tl.static_range(COUNT):
         at = ptrs[v] + (offsets[v] + rows.to(tl.int64)[:, None] * strides[v][0] + cols.to(tl.int64)[None, :] * strides[v][1])
         inside = (rows < n)[:, None] & (cols < k)[None, :]
-        values = values + (as_value(tl.load(at, mask=inside, other=0), TYPES[v], WIDE),)
+        values = values + (as_value(tl.load(at, mask=inside, other=0), TYPES[v][0], WIDE),)
     return values
 
 
