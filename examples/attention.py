@@ -1,9 +1,10 @@
-"""Causal attention with grouped heads, a sliding window and a learnable temperature; the [Sq, Sk] scores are never written."""
+"""Causal attention with grouped heads, a sliding window and a learnable scale; the scores are never written."""
 
 from __future__ import annotations
 
-import tilefold as tf
 import torch
+
+import tilefold as tf
 
 
 def main() -> None:

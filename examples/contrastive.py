@@ -1,12 +1,13 @@
-"""CLIP's and SigLIP's losses over all pairs of a large batch, with a learnable scale, without the [N, N] similarities."""
+"""CLIP's and SigLIP's losses over all pairs of a batch, with a learnable scale, without the [N, N] similarities."""
 
 from __future__ import annotations
 
 import math
 
-import tilefold as tf
 import torch
 import torch.nn.functional as F
+
+import tilefold as tf
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import tilefold as tf
 import torch
+
+import tilefold as tf
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""The loss of a language model's head, straight from hidden states and the head's weight: no [tokens, vocabulary] logits."""
+"""The loss of a language model's head, from hidden states and the head's weight: no [tokens, vocabulary] logits."""
 
 from __future__ import annotations
 
-import tilefold as tf
 import torch
 import torch.nn.functional as F
+
+import tilefold as tf
 
 
 def main() -> None:

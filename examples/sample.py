@@ -1,9 +1,10 @@
-"""Drawing tokens from a language model's head without its logits; a draw depends on seed, stream, position and token alone."""
+"""Drawing tokens from a language model's head without its logits; draws depend on seed, stream and position alone."""
 
 from __future__ import annotations
 
-import tilefold as tf
 import torch
+
+import tilefold as tf
 
 
 def main() -> None:

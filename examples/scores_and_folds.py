@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import tilefold as tf
 import torch
 import torch.nn.functional as F
+
+import tilefold as tf
 
 
 def main() -> None:

@@ -9,11 +9,12 @@ import math
 from typing import Any
 
 import pytest
-import tilefold as tf
 import torch
 import torch.nn.functional as F
 from accuracy import accurate
 from torch import Tensor
+
+import tilefold as tf
 
 DOUBLE = torch.float64
 INF = math.inf
@@ -44,7 +45,14 @@ def reference(
 
 
 def qkv(
-    b: int = 2, h: int = 4, hkv: int = 2, sq: int = 33, sk: int | None = None, d: int = 16, dv: int | None = None, dtype: torch.dtype = DOUBLE
+    b: int = 2,
+    h: int = 4,
+    hkv: int = 2,
+    sq: int = 33,
+    sk: int | None = None,
+    d: int = 16,
+    dv: int | None = None,
+    dtype: torch.dtype = DOUBLE,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sk, dv = sq if sk is None else sk, d if dv is None else dv
     shapes = ((b, h, sq, d), (b, hkv, sk, d), (b, hkv, sk, dv))
@@ -80,7 +88,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor
     return tf.attention(q, k, v, return_lse=True, **options)
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------------
+# ---- options -----------------------------------------------------------------------------------------------
 
 HEADS = pytest.mark.parametrize(("h", "hkv"), [(2, 2), (6, 2), (3, 1)], ids=["multi", "grouped", "single-key"])
 
@@ -114,7 +122,9 @@ def test_windows(h: int, hkv: int, sides: tuple[int | None, int | None], align: 
     agrees(run(q, k, v, causal=align, window=sides), reference(q, k, v, both), q, k, v)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (19, 1), (1, 27), (19, 27), (4, 19, 27), (2, 1, 1, 27), (2, 4, 19, 27), (2, 1, 19, 27)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (19, 1), (1, 27), (19, 27), (4, 19, 27), (2, 1, 1, 27), (2, 4, 19, 27), (2, 1, 19, 27)], ids=str
+)
 @pytest.mark.parametrize("hkv", [4, 2])
 def test_bias_and_boolean_mask_broadcast(shape: tuple[int, ...], hkv: int) -> None:
     q, k, v = qkv(2, 4, hkv, 19, 27)
@@ -122,7 +132,14 @@ def test_bias_and_boolean_mask_broadcast(shape: tuple[int, ...], hkv: int) -> No
     agrees(run(q, k, v, bias=bias), reference(q, k, v, bias=bias), q, k, v, bias)
     seen = torch.rand(shape) < 0.7
     agrees(run(q, k, v, mask=seen), reference(q, k, v, seen), q, k, v)
-    agrees(run(q, k, v, mask=seen, bias=bias, causal="top_left"), reference(q, k, v, seen & causal(19, 27), bias), q, k, v, bias)
+    agrees(
+        run(q, k, v, mask=seen, bias=bias, causal="top_left"),
+        reference(q, k, v, seen & causal(19, 27), bias),
+        q,
+        k,
+        v,
+        bias,
+    )
 
 
 @HEADS
@@ -172,7 +189,9 @@ def test_scale_is_learnable(h: int, hkv: int, softcap: float | None) -> None:
     q, k, v = qkv(2, h, hkv, 19, 27)
     for shape in ((), (1,), (h, 1, 1), (2, h, 19, 1)):
         scale = torch.rand(shape, dtype=DOUBLE, requires_grad=True)
-        agrees(run(q, k, v, scale=scale, softcap=softcap), reference(q, k, v, scale=scale, softcap=softcap), q, k, v, scale)
+        agrees(
+            run(q, k, v, scale=scale, softcap=softcap), reference(q, k, v, scale=scale, softcap=softcap), q, k, v, scale
+        )
 
 
 @pytest.mark.parametrize("scale", [-0.7, 0.0, 1.0, -30.0])
@@ -180,7 +199,9 @@ def test_scale_of_any_sign(scale: float) -> None:  # case 23
     q, k, v = qkv()
     agrees(run(q, k, v, scale=scale, causal=True), reference(q, k, v, causal(33, 33), scale=scale), q, k, v)
     if scale == 0:
-        torch.testing.assert_close(tf.attention(q, k, v, scale=0.0), v.mean(-2, keepdim=True).repeat_interleave(2, 1).expand(q.shape))
+        torch.testing.assert_close(
+            tf.attention(q, k, v, scale=0.0), v.mean(-2, keepdim=True).repeat_interleave(2, 1).expand(q.shape)
+        )
 
 
 def test_everything_at_once() -> None:
@@ -195,12 +216,16 @@ def test_everything_at_once() -> None:
 def test_equals_torchs_own_attention() -> None:
     q, k, v = qkv(hkv=4)
     torch.testing.assert_close(tf.attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
-    torch.testing.assert_close(tf.attention(q, k, v, causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    torch.testing.assert_close(
+        tf.attention(q, k, v, causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    )
     q, k, v = qkv(hkv=4, sq=9, sk=14)  # torch aligns top left
-    torch.testing.assert_close(tf.attention(q, k, v, causal="top_left"), F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    torch.testing.assert_close(
+        tf.attention(q, k, v, causal="top_left"), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    )
 
 
-# ---- types and accuracy ----------------------------------------------------------------------------------------------------
+# ---- types and accuracy ------------------------------------------------------------------------------------
 
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 
@@ -262,7 +287,7 @@ def test_autocast_computes_and_gives_the_lower_type_and_leaves_get_theirs() -> N
     assert torch.equal(out, want)
 
 
-# ---- rows that see nothing, empty sizes ------------------------------------------------------------------------------------
+# ---- rows that see nothing, empty sizes --------------------------------------------------------------------
 
 
 @HEADS
@@ -330,7 +355,9 @@ def test_alignment_is_named(align: str) -> None:  # case 5
 def test_window_wider_than_the_keys_is_not_clipped() -> None:  # case 15
     q, k, v = qkv(1, 1, 1, 10, 4)
     torch.testing.assert_close(tf.attention(q, k, v, window=(None, 9)), tf.attention(q, k, v))
-    torch.testing.assert_close(tf.attention(q, k, v, mask=tf.mask.window(None, 9, align="bottom_right")), tf.attention(q, k, v))
+    torch.testing.assert_close(
+        tf.attention(q, k, v, mask=tf.mask.window(None, 9, align="bottom_right")), tf.attention(q, k, v)
+    )
 
 
 def test_window_of_one_token_sees_itself() -> None:  # case 17: W tokens are (W - 1, 0)
@@ -341,11 +368,13 @@ def test_window_of_one_token_sees_itself() -> None:  # case 17: W tokens are (W 
     torch.testing.assert_close(tf.attention(q, k, v, window=(2, 0)), reference(q, k, v, three)[0])
 
 
-# ---- large and negative logits ---------------------------------------------------------------------------------------------
+# ---- large and negative logits -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_negative_logits_beside_hidden_blocks(dtype: torch.dtype) -> None:  # case 1: scores near -200, last key block hidden
+def test_negative_logits_beside_hidden_blocks(
+    dtype: torch.dtype,
+) -> None:  # case 1: scores near -200, last key block hidden
     d = 32
     q, k, v = (t.detach() * 0.1 for t in qkv(1, 14, 2, 88, 448, d, dtype=dtype))
     q[..., 0], k[..., 0] = 1.0, -200.0 * math.sqrt(d)
@@ -389,7 +418,9 @@ def test_scores_beyond_the_range_of_half_precision(dtype: torch.dtype) -> None:
     q, k, v = (t.detach() * 60 for t in qkv(1, 1, 1, 30, 30, 256, dtype=dtype))
     out, lse = run(q, k, v, scale=1.0)
     assert out.isfinite().all() and lse.isfinite().all() and lse.max() > 7e4
-    torch.testing.assert_close(out.double(), reference(q.double(), k.double(), v.double(), scale=1.0)[0], rtol=0.02, atol=0.02)
+    torch.testing.assert_close(
+        out.double(), reference(q.double(), k.double(), v.double(), scale=1.0)[0], rtol=0.02, atol=0.02
+    )
 
 
 def test_zeros_give_zeros() -> None:  # case 33, scaled down
@@ -422,7 +453,7 @@ def test_bias_of_minus_infinity_hides_and_nan_spoils_its_row(value: float) -> No
     assert bool(out[:, :, 4].isfinite().all()) == (value == -INF)
 
 
-# ---- strides, views, batches -----------------------------------------------------------------------------------------------
+# ---- strides, views, batches -------------------------------------------------------------------------------
 
 
 def test_strides_of_any_kind() -> None:  # case 29
@@ -437,7 +468,9 @@ def test_strides_of_any_kind() -> None:  # case 29
 
 
 @pytest.mark.parametrize("view", ["cat", "expanded", "transposed"])
-def test_upstream_gradient_of_any_strides(view: str) -> None:  # case 31: a view of cat([attention, mlp], 1); the size is in the GPU leg
+def test_upstream_gradient_of_any_strides(
+    view: str,
+) -> None:  # case 31: a view of cat([attention, mlp], 1); the size is in the GPU leg
     q, k, v = qkv(1, 2, 1, 30, 30, 8)
     up = {
         "cat": torch.randn(1, 2, 30, 21, dtype=DOUBLE)[..., 5:13],
@@ -460,10 +493,14 @@ def test_batch_entries_do_not_depend_on_the_batch() -> None:  # case 13, 33 (350
     q, k, v = qkv(5, 2, 1, 3, 400, 32, dtype=torch.float32)
     whole = tf.attention(q, k, v)
     for i in range(5):
-        torch.testing.assert_close(tf.attention(q[i : i + 1], k[i : i + 1], v[i : i + 1])[0], whole[i], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            tf.attention(q[i : i + 1], k[i : i + 1], v[i : i + 1])[0], whole[i], rtol=1e-6, atol=1e-6
+        )
 
 
-def test_decoding_a_token_equals_its_row_of_the_whole() -> None:  # case 27: equal to rounding; bits depend on a matmul's shape
+def test_decoding_a_token_equals_its_row_of_the_whole() -> (
+    None
+):  # case 27: equal to rounding; bits depend on a matmul's shape
     q, k, v = qkv(1, 4, 2, 70, 70, 32, dtype=torch.float32)
     whole, lse = run(q, k, v, causal=True)
     for i in (0, 1, 36, 69):
@@ -483,7 +520,7 @@ def test_repeated_calls_give_equal_bits(dtype: torch.dtype) -> None:  # case 35
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other))
 
 
-# ---- gradients through the log-sum-exp, head order, scores algebra -----------------------------------------------------------
+# ---- gradients through the log-sum-exp, head order, scores algebra -----------------------------------------
 
 
 @HEADS
@@ -539,7 +576,7 @@ def test_alibi_is_aligned_at_the_last_query(sizes: tuple[int, int]) -> None:  # 
     agrees(run(q, k, v, bias=bias), want, q, k, v)
 
 
-# ---- tracing, transforms -----------------------------------------------------------------------------------------------------
+# ---- tracing, transforms -----------------------------------------------------------------------------------
 
 
 def test_compiles_into_one_graph_for_changing_sizes() -> None:  # case 43
@@ -575,7 +612,7 @@ def test_functional_gradient() -> None:
     torch.testing.assert_close(found, right)
 
 
-# ---- bad input ---------------------------------------------------------------------------------------------------------------
+# ---- bad input ---------------------------------------------------------------------------------------------
 
 
 def _zeros(*shape: int, **kwargs: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""tf.contrastive_loss: CLIP and SigLIP against plain torch on all pairs. Case numbers: the reports about contrastive losses."""
+"""tf.contrastive_loss: CLIP and SigLIP against plain torch on all pairs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import math
 from typing import Any
 
 import pytest
-import tilefold as tf
 import torch
 import torch.nn.functional as F
 from accuracy import accurate
 from torch import Tensor
 
+import tilefold as tf
+
 DOUBLE = torch.float64
 
 
-def reference(a: Tensor, b: Tensor, scale: Any = 1.0, bias: Any = 0.0, kind: str = "clip", normalize: bool = True) -> Tensor:
+def reference(
+    a: Tensor, b: Tensor, scale: Any = 1.0, bias: Any = 0.0, kind: str = "clip", normalize: bool = True
+) -> Tensor:
     if normalize:
         a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
     s = a @ b.mT * scale + bias
@@ -42,7 +45,9 @@ def test_loss_and_gradients_equal_torchs(kind: str, normalize: bool, n: int) -> 
     got = tf.contrastive_loss(a, b, scale=5.0, bias=-2.0, kind=kind, normalize=normalize)
     want = reference(a, b, 5.0, -2.0, kind, normalize)
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(torch.autograd.grad(got, (a, b)), torch.autograd.grad(want, (a, b)), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, (a, b)), torch.autograd.grad(want, (a, b)), rtol=1e-9, atol=1e-11
+    )
 
 
 @KINDS
@@ -83,7 +88,11 @@ def test_siglip_sums_over_pairs_and_divides_by_the_batch() -> None:  # case 53: 
 def test_as_accurate_as_plain_torch(kind: str, dtype: torch.dtype) -> None:
     a, b = pairs(300, 32, dtype)
     wide = tuple(t.detach().double().requires_grad_() for t in (a, b))
-    losses = [tf.contrastive_loss(a, b, scale=20.0, kind=kind), reference(*wide, 20.0, 0.0, kind), reference(a, b, 20.0, 0.0, kind)]
+    losses = [
+        tf.contrastive_loss(a, b, scale=20.0, kind=kind),
+        reference(*wide, 20.0, 0.0, kind),
+        reference(a, b, 20.0, 0.0, kind),
+    ]
     accurate(*losses, "loss", slack=8 * torch.finfo(dtype).eps / 2**-23)
     grads = [torch.autograd.grad(l, t) for l, t in zip(losses, ((a, b), wide, (a, b)))]
     for name, f, r, t in zip("ab", *grads):

@@ -1,4 +1,4 @@
-"""tf.linear_cross_entropy and F.cross_entropy of lazy scores: every option of torch's, and inputs that broke other implementations.
+"""tf.linear_cross_entropy and F.cross_entropy of lazy scores: all of torch's options, and inputs that broke others.
 
 Case numbers are those of the project's list of reports about language-model heads.
 """
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tilefold as tf
 import torch
 import torch.nn.functional as F
 from accuracy import accurate
 from torch import Tensor
+
+import tilefold as tf
 
 N, V, D = 37, 53, 16
 DOUBLE = torch.float64
@@ -28,7 +29,9 @@ def lazy(logits: Tensor) -> Any:
     return tf.scores(logits.new_zeros(*batch, n, 1), logits.new_zeros(v, 1)) + logits
 
 
-def problem(n: int = N, v: int = V, d: int = D, dtype: torch.dtype = DOUBLE, ignored: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def problem(
+    n: int = N, v: int = V, d: int = D, dtype: torch.dtype = DOUBLE, ignored: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     x = torch.randn(n, d, dtype=dtype, requires_grad=True)
     w = torch.randn(v, d, dtype=dtype, requires_grad=True)
     y = torch.randint(0, v, (n,))
@@ -49,7 +52,7 @@ def agrees(got: Tensor, want: Tensor, *inputs: Tensor, tolerance: float = 1e-10)
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-# ---- the options of F.cross_entropy ---------------------------------------------------------------------------------------
+# ---- the options of F.cross_entropy ------------------------------------------------------------------------
 
 
 def options() -> Iterator[dict[str, Any]]:
@@ -139,7 +142,7 @@ def test_integer_targets_of_any_width(kind: torch.dtype) -> None:
     agrees(tf.linear_cross_entropy(x, w, y.to(kind)), want, x, w)
 
 
-# ---- bias, softcap, z-loss -------------------------------------------------------------------------------------------------
+# ---- bias, softcap, z-loss ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -175,7 +178,7 @@ def test_bias_gets_its_gradient_beside_a_frozen_input() -> None:  # case 13
     torch.testing.assert_close(b.grad, expected)
 
 
-# ---- gradients -------------------------------------------------------------------------------------------------------------
+# ---- gradients ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first_ignored", [False, True])
@@ -236,7 +239,9 @@ def test_tied_weights_add_both_gradients() -> None:  # case 32
     ids, y = torch.randint(0, V, (N,)), torch.randint(0, V, (N,))
     got = tf.linear_cross_entropy(F.embedding(ids, table), table, y)
     agrees(got, F.cross_entropy(F.embedding(ids, table) @ table.T, y), table)
-    agrees(tf.linear_cross_entropy(table, table, torch.arange(V)), F.cross_entropy(table @ table.T, torch.arange(V)), table)
+    agrees(
+        tf.linear_cross_entropy(table, table, torch.arange(V)), F.cross_entropy(table @ table.T, torch.arange(V)), table
+    )
 
 
 def test_weight_gradient_accumulates_wider_than_bfloat16() -> None:  # case 18
@@ -305,7 +310,7 @@ def test_vocabulary_shards_give_the_unsharded_loss() -> None:  # case 7
     agrees((lse - hit).mean(), F.cross_entropy(x @ w.T, y), x, w)
 
 
-# ---- ignored rows ----------------------------------------------------------------------------------------------------------
+# ---- ignored rows ------------------------------------------------------------------------------------------
 
 
 def test_ignore_index_that_is_a_real_class() -> None:  # case 28
@@ -316,7 +321,9 @@ def test_ignore_index_that_is_a_real_class() -> None:  # case 28
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("kwargs", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"weight": torch.rand(V, dtype=DOUBLE)}], ids=str)
+@pytest.mark.parametrize(
+    "kwargs", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"weight": torch.rand(V, dtype=DOUBLE)}], ids=str
+)
 def test_all_targets_ignored(reduction: str, kwargs: dict[str, Any]) -> None:  # case 22
     x, w, y = problem()
     y[:] = -100
@@ -366,7 +373,7 @@ def test_class_weights_in_half_precision_are_summed_wide() -> None:
     torch.testing.assert_close(loss, torch.tensor(3.0).log(), rtol=1e-6, atol=0)
 
 
-# ---- infinities and NaN ----------------------------------------------------------------------------------------------------
+# ---- infinities and NaN ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -422,7 +429,7 @@ def test_target_that_a_mask_hides_has_infinite_loss() -> None:
     assert got[3] == math.inf
 
 
-# ---- views that library losses make ----------------------------------------------------------------------------------------
+# ---- views that library losses make ------------------------------------------------------------------------
 
 
 def test_shifted_and_flattened_logits() -> None:
@@ -438,7 +445,7 @@ def test_shifted_and_flattened_logits() -> None:
     agrees(loss(tf.scores(h, w)), want, h, w)
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------------
+# ---- bad input ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [-1, V, V + 100, -101])
@@ -497,7 +504,7 @@ def test_four_dimensions_name_the_way_out() -> None:
         F.cross_entropy(s, torch.zeros(2, 3, 5, dtype=torch.int64))
 
 
-# ---- under a compiler ------------------------------------------------------------------------------------------------------
+# ---- under a compiler --------------------------------------------------------------------------------------
 
 
 def test_compiles_into_one_graph() -> None:

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import pytest
-import tilefold as tf
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+import tilefold as tf
 
 METRICS = ["sqeuclidean", "euclidean", "dot", "cosine"]
 SIMILAR = ("dot", "cosine")
@@ -31,13 +32,19 @@ def is_nearest(value: Tensor, index: Tensor, x: Tensor, y: Tensor, k: int, metri
     all_ = exact(x, y, metric)
     best = all_.topk(k, -1, largest=metric in SIMILAR).values
     eps = torch.finfo(value.dtype).eps
-    size = all_.abs().amax().item() if metric in SIMILAR else (x.double().square().sum(-1).amax() + y.double().square().sum(-1).amax()).item()
+    size = (
+        all_.abs().amax().item()
+        if metric in SIMILAR
+        else (x.double().square().sum(-1).amax() + y.double().square().sum(-1).amax()).item()
+    )
     size = math.sqrt(size) if metric == "euclidean" else size
     assert index.dtype == torch.int64 and value.shape == index.shape == best.shape
     assert (index.sort(-1).values.diff(dim=-1) > 0).all(), "a neighbour twice"
     chosen = all_.gather(-1, index)
     torch.testing.assert_close(chosen, best, rtol=0, atol=8 * eps * size)
-    torch.testing.assert_close(value.double(), chosen, rtol=16 * eps, atol=16 * eps * (1e-3 if metric not in SIMILAR else size))
+    torch.testing.assert_close(
+        value.double(), chosen, rtol=16 * eps, atol=16 * eps * (1e-3 if metric not in SIMILAR else size)
+    )
     step = value.diff(dim=-1)
     assert (step <= 0 if metric in SIMILAR else step >= 0).all(), "not in order"
 
@@ -114,7 +121,11 @@ def test_k_up_to_2048() -> None:
     assert torch.equal(index, exact(x, y, "sqeuclidean").topk(2048, -1, largest=False).indices)
 
 
-@pytest.mark.parametrize("shapes", [((3, 20, 5), (3, 50, 5)), ((20, 5), (3, 50, 5)), ((3, 20, 5), (50, 5)), ((2, 1, 20, 5), (3, 50, 5))], ids=str)
+@pytest.mark.parametrize(
+    "shapes",
+    [((3, 20, 5), (3, 50, 5)), ((20, 5), (3, 50, 5)), ((3, 20, 5), (50, 5)), ((2, 1, 20, 5), (3, 50, 5))],
+    ids=str,
+)
 @pytest.mark.parametrize("metric", METRICS)
 def test_batches_broadcast(shapes: tuple[tuple[int, ...], tuple[int, ...]], metric: str) -> None:
     x, y = (torch.randn(s, dtype=torch.float64) for s in shapes)

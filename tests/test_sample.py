@@ -1,4 +1,4 @@
-"""tf.sample: the right distribution, draws that depend on (seed, stream, position, column) alone, and inputs that broke other samplers.
+"""tf.sample: the right distribution, draws that depend on (seed, stream, position, column) alone, awkward inputs.
 
 Case numbers are those of the project's list of reports about language-model heads.
 """
@@ -10,10 +10,11 @@ import math
 from typing import Any
 
 import pytest
-import tilefold as tf
 import torch
-from tilefold import folds
 from torch import Tensor
+
+import tilefold as tf
+from tilefold import folds
 
 INF = math.inf
 
@@ -39,7 +40,7 @@ def histogram(draws: Tensor, v: int) -> Tensor:
     return torch.bincount(draws.flatten(), minlength=v).double()
 
 
-# ---- the distribution ------------------------------------------------------------------------------------------------------
+# ---- the distribution --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("vary", ["stream", "position", "seed"])
@@ -92,7 +93,9 @@ def test_equal_rows_of_one_seed_draw_differently_unless_asked() -> None:  # case
     assert alike.unique().numel() == 1
 
 
-def test_tail_is_right_at_a_moderate_gap() -> None:  # case 47, at a size for the CPU; the gap of 20.5 is below and in the GPU leg
+def test_tail_is_right_at_a_moderate_gap() -> (
+    None
+):  # case 47, at a size for the CPU; the gap of 20.5 is below and in the GPU leg
     n, v, gap = 2000, 2048, 10.0
     logits = torch.full((v,), -gap)
     logits[77] = 0.0
@@ -111,7 +114,7 @@ def test_noise_has_the_tail_of_a_gumbel_at_a_gap_of_20(monkeypatch: pytest.Monke
     u = (words.double() + 0.5) / 2**32
     right = -torch.log(-torch.log1p(-u))
     torch.testing.assert_close(noise.double(), right, rtol=2 * 2**-23, atol=2 * 2**-24)
-    # a column `gap` below wins where its exponential variate is below e^-gap of the top's: count the words for which it is
+    # a column `gap` below wins where its exponential variate is below e^-gap of the top's: count such words
     for gap in (15.0, 20.0, 20.5):
         top = -torch.log1p(-(torch.arange(200000).double() + 0.5) / 200000)
         below = -torch.expm1(-top * math.exp(-gap))  # the largest u that wins
@@ -119,7 +122,7 @@ def test_noise_has_the_tail_of_a_gumbel_at_a_gap_of_20(monkeypatch: pytest.Monke
         assert abs(wins / math.exp(-gap) - 1) < 0.03
 
 
-# ---- random bits -----------------------------------------------------------------------------------------------------------
+# ---- random bits -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,7 +211,7 @@ def test_seed_per_row() -> None:
         assert torch.equal(tf.sample(x, w, seed=int(seeds[i]))[i], mixed[i])
 
 
-# ---- temperature -----------------------------------------------------------------------------------------------------------
+# ---- temperature -------------------------------------------------------------------------------------------
 
 
 def test_temperature_zero_is_greedy_with_ties_to_the_lowest_class() -> None:
@@ -237,7 +240,7 @@ def test_small_temperature_does_not_overflow() -> None:
     assert torch.equal(tf.sample(x * 1e30, w, temperature=1e-30), (x @ w.T).argmax(-1))
 
 
-# ---- what may be drawn -----------------------------------------------------------------------------------------------------
+# ---- what may be drawn -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("v", [1, 2, 1023, 1025, 32000])
@@ -301,7 +304,7 @@ def test_draw_of_its_own_noise_in_plain_torch() -> None:
     assert torch.equal(tf.sample(x, w, seed=8, position=2), (x @ w.T + noise).argmax(-1))
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------------
+# ---- bad input ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

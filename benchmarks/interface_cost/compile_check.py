@@ -2,7 +2,8 @@
 
     python compile_check.py [--prototypes DIR] [--only NAME]
 
-Prints registers, spills, shared memory and the SASS counts; fails on "C75" (WGMMA serialised by ptxas).
+Prints registers, spills, shared memory and the SASS counts; fails on "C75" (WGMMA serialised by ptxas), on spills, and
+where a lane holds other columns than the resolve step takes it to hold (layouts.py).
 """
 
 import argparse
@@ -20,6 +21,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 sys.path.insert(0, str(Path(__file__).parent))
+import layouts
+import resolve
 import variants
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -151,7 +154,14 @@ def hot_loop(sass: str) -> str:
     return "\n".join(best or [])
 
 
+def layout_complaints(args: dict, ttgir: str) -> list[str]:
+    if "STEP" not in args or "G" not in args:
+        return []
+    return layouts.check(ttgir, args["BM"], args["BK"], args["G"], resolve.columns)
+
+
 def main() -> int:
+    resolve.check_winners("cpu")
     parser = argparse.ArgumentParser()
     parser.add_argument("--prototypes", type=Path)
     parser.add_argument("--only", default="")
@@ -169,7 +179,10 @@ def main() -> int:
             options.dump.mkdir(parents=True, exist_ok=True)
             (options.dump / f"{name}.sass").write_text(r["sass"])
             (options.dump / f"{name}.ttgir").write_text(r["ttgir"])
-        bad += bool(r["c75"])
+        bad += bool(r["c75"]) or bool(r["spill"] and any(r["spill"]))
+        for complaint in layout_complaints(args, r["ttgir"]):
+            bad += 1
+            print(f"{name:28s} {complaint}")
         loop = " ".join(f"{k}={v}" for k, v in r["loop"].items() if v)
         print(
             f"{name:28s} regs {r['regs']:3d} spill {r['spill']} stack {r['stack']} smem {r['smem']}"

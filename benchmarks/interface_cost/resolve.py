@@ -4,8 +4,38 @@
 Traffic: C D values of Y a row, from L2. Nearly always one part a row; tied parts take another turn.
 """
 
+import torch
 import triton
 import triton.language as tl
+
+
+def columns(first: int, part: int, BK: int, G: int) -> list[int]:
+    """The columns of a part, in the order of its members: the mapping that generic.to_parts makes."""
+    return [first + part // 4 * (BK // G) + 2 * (part % 4) + 8 * (c // 2) + c % 2 for c in range(BK // (4 * G))]
+
+
+def winners(first, parts, BK: int, G: int):
+    """[rows, C]: the columns of the lowest winning part of each row, for torch tensors.
+
+    Integers only: log2 of a power of two in double precision is off by an ulp on a GPU (log2(8) = 3 - 4e-16), and a
+    truncation then names the part below.
+    """
+    numbers = torch.arange(4 * G, device=parts.device)
+    live = (parts[:, None].long() >> numbers) & 1
+    part = torch.where(live == 1, numbers, 4 * G).amin(1)
+    offset = torch.tensor([columns(0, p, BK, G) for p in range(4 * G)] + [[1 << 30] * (BK // (4 * G))])
+    return first.long()[:, None] + offset.to(first.device)[part]
+
+
+def check_winners(device, BK: int = 128) -> None:
+    """winners() against the reshape that the kernels do, for every part."""
+    for G in (1, 2, 4, 8):
+        tile = torch.arange(BK).reshape(1, G, BK // (8 * G), 4, 2).permute(0, 1, 3, 2, 4).reshape(4 * G, -1)
+        parts = (1 << torch.arange(4 * G)).to(torch.int32)  # bit 31 becomes the sign
+        for tied in (parts, parts | parts[-1]):
+            got = winners(torch.full([4 * G], 3 * BK, device=device), tied.to(device), BK, G)
+            if not torch.equal(got.cpu(), tile + 3 * BK):
+                raise AssertionError(f"the check of arg-max names the wrong columns at G = {G}")
 
 
 @triton.jit

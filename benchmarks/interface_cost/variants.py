@@ -13,7 +13,9 @@ def layout_of(block, dtype):
     return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
 
 
-def rows(fold, *, dtype, BM, BK, D, ST, outs, NWG=2, col=False, DV=None, score=None, G=None, append=0):
+def rows(
+    fold, *, dtype, BM, BK, D, ST, outs, NWG=2, col=0, DV=None, score=None, G=None, append=0, order=0
+):
     """Arguments of stream_rows, by name, as compile_check describes them."""
     desc = ("desc", dtype, (BM, D))
     y = ("desc", dtype, (BK, D))
@@ -21,7 +23,7 @@ def rows(fold, *, dtype, BM, BK, D, ST, outs, NWG=2, col=False, DV=None, score=N
         "x_d": desc,
         "y_d": y,
         "v_d": ("desc", dtype, (BK, DV)) if DV else y,
-        "col_d": ("desc", "fp32", (BK,)) if col else y,
+        "col_d": ("ptr", "fp32") if col == 2 else ("desc", "fp32", (BK,)) if col else y,
         "outs": ("ptrs", *outs) if outs else None,
         "given": ("ptrs", "fp32") if any(s[2] == folds.GIVEN for s in fold.state) else None,
         "sink": ("ptrs", "fp32", "i32", "i32") if append else None,
@@ -35,9 +37,10 @@ def rows(fold, *, dtype, BM, BK, D, ST, outs, NWG=2, col=False, DV=None, score=N
         "ST": ST,
         "NWG": NWG,
         "G": G or fold.groups,
-        "HAS_COL": col,
+        "HAS_COL": int(col),
         "HAS_V": bool(DV),
         "APPEND": append,
+        "ORDER": order,
         "STATE": fold.state,
         "SCORE": score or (folds.score_add_col if col else folds.score_plain),
         "STEP": fold.step,
@@ -48,28 +51,30 @@ def rows(fold, *, dtype, BM, BK, D, ST, outs, NWG=2, col=False, DV=None, score=N
 
 
 def generic_rows():
+    lse = dict(fold=folds.LSE, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32",), col=1)
+    arg = dict(fold=folds.ARGMAX, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32", "i32", "i32"), col=1)
+    soft = dict(fold=folds.SOFTMAX, dtype="bf16", BM=64, BK=128, D=128, ST=2, outs=("fp32",), DV=128)
+    above = dict(fold=folds.ABOVE, dtype="fp16", BM=64, BK=128, D=256, ST=2, outs=(), append=64, col=1)
     return {
-        "lse_d128": rows(folds.LSE, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32",), col=True),
-        "argmax_d128": rows(
-            folds.ARGMAX, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32", "i32", "i32"), col=True
-        ),
-        "softmax_d128": rows(folds.SOFTMAX, dtype="bf16", BM=64, BK=128, D=128, ST=2, outs=("fp32",), DV=128),
-        "softmax_d128_g1": rows(folds.SOFTMAX, dtype="bf16", BM=64, BK=128, D=128, ST=2, outs=("fp32",), DV=128, G=1),
-        "argmax_d128_g2": rows(
-            folds.ARGMAX, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32", "i32", "i32"), col=True, G=2
-        ),
-        "argmax_d128_g8": rows(
-            folds.ARGMAX, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32", "i32", "i32"), col=True, G=8
-        ),
-        "lse_d128_g2": rows(folds.LSE, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32",), col=True, G=2),
-        "softmax_d64_3_groups": rows(
-            folds.SOFTMAX, dtype="bf16", BM=64, BK=128, D=64, ST=2, NWG=3, outs=("fp32",), DV=64
-        ),
-        "above_d256": rows(folds.ABOVE, dtype="fp16", BM=64, BK=128, D=256, ST=2, outs=(), append=64, col=True),
+        "lse_d128": rows(**lse),
+        "lse_d128_load": rows(**{**lse, "col": 2}),
+        "lse_d128_turns": rows(**lse, order=1),
+        "lse_d128_stagger": rows(**lse, order=2),
+        "lse_d128_3groups": rows(**{**lse, "BM": 64, "NWG": 3}),
+        "argmax_d128": rows(**arg),
+        "argmax_d128_load": rows(**{**arg, "col": 2}),
+        "argmax_d128_turns": rows(**arg, order=1),
+        "argmax_d128_stagger": rows(**arg, order=2),
+        "argmax_d128_g2": rows(**arg, G=2),
+        "softmax_d128": rows(**soft),
+        "softmax_d128_g4": rows(**soft, G=4),
+        "softmax_d64_3groups": rows(**{**soft, "D": 64, "DV": 64, "NWG": 3}),
+        "above_d256": rows(**above),
+        "above_d256_turns": rows(**above, order=1),
     }
 
 
-def cols(*, dtype, M, NK, D, ST, TB, early=False, weight=folds.softmax_weight, dscore=folds.softmax_dscore):
+def cols(*, dtype, M, NK, D, ST, TB, weight=folds.softmax_weight, dscore=folds.softmax_dscore):
     """Arguments of stream_cols."""
     streamed, resident, stat = ("desc", dtype, (M, D)), ("desc", dtype, (NK, D)), ("desc", "fp32", (M,))
     return generic.stream_cols, {
@@ -90,7 +95,6 @@ def cols(*, dtype, M, NK, D, ST, TB, early=False, weight=folds.softmax_weight, d
         "D": D,
         "ST": ST,
         "TB": TB,
-        "EARLY": early,
         "WEIGHT": weight,
         "DSCORE": dscore,
     }
@@ -100,7 +104,6 @@ def generic_cols():
     return {
         "backward_d128": cols(dtype="bf16", M=64, NK=128, D=128, ST=2, TB=2),
         "backward_d64": cols(dtype="bf16", M=128, NK=128, D=64, ST=2, TB=1),
-        "backward_d128_early": cols(dtype="bf16", M=64, NK=128, D=128, ST=2, TB=2, early=True),
     }
 
 

@@ -181,7 +181,8 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
     return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS + 6 * max(0, t.stages - 2)
 
 
-FLOPS, OPS, EXPS, BYTES = 4096, 64, 16, 35  # a clock and unit: 16-bit matrix, compares, exponentials, bytes from the second-level cache
+# A clock and unit: 16-bit matrix, compares, exponentials, bytes from the second-level cache, bytes of shared memory.
+FLOPS, OPS, EXPS, BYTES, SHARED_BYTES = 4096, 64, 16, 35, 128
 
 
 def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, float, int] | None:
@@ -201,7 +202,10 @@ def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, f
     blocks = int(min(limits.shared // max(held, 1), 65536 // (threads * min(255, r + SLACK)), 4))
     matrix = 2.0 * t.bn * t.bk * (sum(block(d) for d, _ in need.rows) / max(1, len(need.rows)) * need.leaves + sum(t.bdv)) / FLOPS
     vector = t.bn * t.bk * (need.ops / OPS + need.exps / EXPS)
-    load = (held - sum(t.bn * block(d) * size for d, size in need.rows)) / t.stages / BYTES
+    loaded = (held - sum(t.bn * block(d) * size for d, size in need.rows)) / t.stages
+    # every 64 rows of a product read their columns again; rows come from shared memory, weights from registers
+    read = sum(t.bn * block(d) * size for d, size in need.rows) + t.bn / 64 * loaded
+    load = max(loaded / BYTES, (loaded + read) / SHARED_BYTES)
     small = 1.0 + 24.0 / t.bk + (0.06 if t.stages == 2 else 0.3 if t.stages == 1 else 0.0)  # what a step costs beside its work
     total = max(matrix, vector, load) + 0.15 * min(matrix, vector) if blocks >= 2 else max(matrix, load) + 0.75 * vector
     return total * small * 16384 / (t.bn * t.bk), matrix, vector, load, max(1, blocks)

@@ -81,6 +81,8 @@ class Fold(ABC):
     neutral_result: ClassVar[bool] = True  # whether a row without any column (K = 0) has a result
     columns: ClassVar[tuple[int, ...]] = ()  # results that are column numbers
 
+    extra_names: ClassVar[tuple[str, ...]] = ()  # of `extras`, for error texts
+
     payload: Tensor | None = None
 
     @property

@@ -168,6 +168,7 @@ class Gather(Fold):
     state = (("m", -float("inf")),)
     cost = Cost(registers_per_row=1, ops=2)
     jit = "tilefold.folds.gather_jit"
+    extra_names = ("index",)
 
     def __init__(self, index: Tensor | None = None) -> None:
         self.index = index

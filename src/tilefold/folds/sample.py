@@ -1,8 +1,8 @@
 """A draw from softmax(s / t) for each row: the arg-max of s + t * Gumbel noise (Gumbel, 1954; Maddison et al., 2014).
 
-The noise of a pair depends on (seed, stream of the row, position, column) alone: Philox-4x32-10 with the seed as its key and the
-other three as its counter. So neither tiles nor batch nor backend change a draw. E = -log1p(-u) with u = (r + 1/2) / 2^32, and the noise is
--log E: the tail is right to 20 nats below the top.
+The noise of a pair depends on (seed, stream of the row, position, column) alone: Philox-4x32-10 with the seed as its
+key and the other three as its counter. So neither tiles nor batch nor backend change a draw. E = -log1p(-u) with
+u = (r + 1/2) / 2^32, and the noise is -log E: the tail is right to 20 nats below the top.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Sample(ArgMax):
 
     name = "sample"
     differentiable = ()
+    extra_names = ("seed", "stream", "position", "temperature")
 
     def __init__(
         self,
@@ -37,7 +38,8 @@ class Sample(ArgMax):
         temperature: float | Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.seed = seed if isinstance(seed, Tensor) else (seed + 2**63) % 2**64 - 2**63  # any int, as the 64 bits of a key
+        # any int, as the 64 bits of a key
+        self.seed = seed if isinstance(seed, Tensor) else (seed + 2**63) % 2**64 - 2**63
         self.stream, self.position, self.temperature = stream, position, temperature
 
     @property

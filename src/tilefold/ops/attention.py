@@ -19,7 +19,9 @@ Causal = bool | Literal["top_left", "bottom_right"]
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ..., **options: Any) -> Tensor: ...
 @overload
-def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Any) -> tuple[Tensor, Tensor]: ...
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Any
+) -> tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -41,8 +43,10 @@ def attention(
         q: [B, H, Sq, D]
         k: [B, Hkv, Sk, D]; H is a multiple of Hkv, and head h reads key head h // (H / Hkv)
         v: [B, Hkv, Sk, Dv]
-        causal: "top_left": query i sees keys j <= i; "bottom_right": the last query sees all keys. True: either, for Sq = Sk only.
-        scale: factor of q.k, a number or a tensor broadcastable to [B, H, Sq, Sk] (differentiable); default 1 / sqrt(D). Any sign.
+        causal: "top_left": query i sees keys j <= i; "bottom_right": the last query sees all keys.
+            True: either, for Sq = Sk only.
+        scale: factor of q.k, any number or a tensor broadcastable to [B, H, Sq, Sk] (differentiable);
+            default 1 / sqrt(D)
         window: (left, right) keys visible beside a query's own place, both inclusive; None: no bound on that side.
             Aligned as `causal`, top_left without it.
         softcap: c tanh(s / c) in the place of the scaled s
@@ -64,7 +68,9 @@ def attention(
         was = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
         raise ShapeError(explain("q, k, v", was, "[B, H, Sq, D], [B, Hkv, Sk, D], [B, Hkv, Sk, Dv]"))
     if kv_heads == 0 or heads % kv_heads:
-        raise ShapeError(explain("k", f"{kv_heads} heads for {heads} query heads", "a number of heads that divides q's"))
+        raise ShapeError(
+            explain("k", f"{kv_heads} heads for {heads} query heads", "a number of heads that divides q's")
+        )
     align = _alignment(causal, q.shape[2], k.shape[2])
     q, k, v = autocast(q), autocast(k), autocast(v)
     grouped = heads != kv_heads
@@ -117,7 +123,9 @@ class _Heads:
                 t = m.lengths
                 return masks.Lengths(self._split(argument, t.unsqueeze(-1) if t.dim() == 1 else t, -1))
             case masks.Segments():
-                return masks.Segments(*(self._split(argument, t.unsqueeze(-2) if t.dim() == 2 else t, -2) for t in (m.rows, m.cols)))
+                return masks.Segments(
+                    *(self._split(argument, t.unsqueeze(-2) if t.dim() == 2 else t, -2) for t in (m.rows, m.cols))
+                )
             case masks.Blocks():
                 return masks.Blocks(self._split(argument, m.table, -3), m.size)
         return m
@@ -126,7 +134,9 @@ class _Heads:
         if t.dim() < -dim:
             return t
         if t.shape[dim] not in (1, self.heads):
-            raise ShapeError(explain(argument, f"shape {tuple(t.shape)}", f"{self.heads} heads (or 1) in dimension {dim}"))
+            raise ShapeError(
+                explain(argument, f"shape {tuple(t.shape)}", f"{self.heads} heads (or 1) in dimension {dim}")
+            )
         if self.heads == self.kv_heads:
             return t
         return t.unsqueeze(dim) if t.shape[dim] == 1 else t.unflatten(dim, (self.kv_heads, -1))

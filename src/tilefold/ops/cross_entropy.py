@@ -1,6 +1,7 @@
 """Cross-entropy of lazy logits, and of a linear layer's, without the [N, V] logits.
 
-loss_i = lse_i - s_i,y_i, from one pass: log-sum-exp and the target's score (and, with label smoothing, the sum over classes).
+loss_i = lse_i - s_i,y_i, from one pass: log-sum-exp and the target's score (with label smoothing also the sum over
+classes).
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ def linear_cross_entropy(
         z_loss: adds z_loss * log-sum-exp^2 to each token's loss (PaLM, 2022)
     Returns:
         a scalar, or [..] for reduction "none"; float32 (float64 for float64 operands). The hidden states of an ignored
-        target get gradient 0 even if they hold NaN (linear_weight then gets NaN: 0 * NaN). All targets ignored: "mean" is
-        NaN, as in torch, with gradient 0.
+        target get gradient 0 even if they hold NaN (linear_weight then gets NaN: 0 * NaN). All targets ignored: "mean"
+        is NaN, as in torch, with gradient 0.
     Raises:
-        ShapeError, OptionError; LabelError (an IndexError): a target that is no class, on the CPU or in debug mode. On a GPU such
-        a row's loss is NaN.
+        ShapeError, OptionError; LabelError (an IndexError): a target that is no class, on the CPU or in debug mode. On
+        a GPU such a row's loss is NaN.
     """
     if input.dim() < 1 or linear_weight.dim() != 2:
         was = f"shapes {tuple(input.shape)} and {tuple(linear_weight.shape)}"
@@ -128,7 +129,9 @@ def _soft(
     """Targets that are probabilities p: loss_i = lse_i sum_c w_c p_ic - sum_c w_c p_ic s_ic."""
     _check_options(s, target, s.shape, reduction, weight)
     if ignore_index >= 0:
-        raise OptionError(explain("ignore_index", f"{ignore_index} with targets that are probabilities", "a negative number"))
+        raise OptionError(
+            explain("ignore_index", f"{ignore_index} with targets that are probabilities", "a negative number")
+        )
     lse = fold(s, LogSumExp())
     classes = s.shape[-1]
     p = target.to(lse.dtype)
@@ -173,7 +176,7 @@ def _check_options(s: Scores, target: Tensor, shape: tuple[int, ...], reduction:
 def _checked(
     s: Scores, target: Tensor, ignore_index: int, reduction: str, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Targets with a class in every place, which of them count, and a factor that is NaN where one that counts is no class."""
+    """Targets with a class in every place; which of them count; a factor that is NaN where one that counts is no class."""
     if target.dtype == torch.bool or target.is_floating_point():
         raise ShapeError(explain("target", f"a tensor of {target.dtype}", "integer classes"))
     _check_options(s, target, s.shape[:-1], reduction, weight)
@@ -186,7 +189,9 @@ def _checked(
         mark = torch.where(inside | ~valid, 1.0, float("nan"))
     elif not bool((inside | ~valid).all()):
         bad = target[valid & ~inside]
-        raise LabelError(explain("target", f"the class {int(bad[0])}", f"0 to {classes - 1}, or ignore_index = {ignore_index}"))
+        raise LabelError(
+            explain("target", f"the class {int(bad[0])}", f"0 to {classes - 1}, or ignore_index = {ignore_index}")
+        )
     return torch.where(valid & inside, target, 0), valid, mark
 
 

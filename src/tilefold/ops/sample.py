@@ -33,7 +33,8 @@ def sample(
         linear_weight: [V, D]
         temperature: a number or one per row [..], finite and >= 0; 0 takes the most probable class
         seed: an int, or an integer tensor of one element or one per row [..]
-        stream: [..] integers that tell rows apart; default: the row's number. Equal rows of one seed and stream draw alike.
+        stream: [..] integers that tell rows apart; default: the row's number. Equal rows of one seed and
+            stream draw alike.
         position: an int or [..] integers, the token's place in its sequence
         linear_bias: [V]
         softcap: c tanh(logit / c) in the place of the logit
@@ -53,7 +54,9 @@ def sample(
     s = s.softcap(softcap)
     if isinstance(temperature, Tensor):
         if temperature.shape != lead and temperature.numel() != 1:
-            raise ShapeError(explain("temperature", f"shape {tuple(temperature.shape)}", f"{list(lead)} or one element"))
+            raise ShapeError(
+                explain("temperature", f"shape {tuple(temperature.shape)}", f"{list(lead)} or one element")
+            )
         temperature = temperature.reshape(-1).to(torch.float32)
         if can_look_at(temperature) and not bool(((temperature >= 0) & temperature.isfinite()).all()):
             bad = temperature[~((temperature >= 0) & temperature.isfinite())][0]

@@ -16,7 +16,7 @@ from ..folds.fold import Fold
 from ..folds.lower import lowered
 from ..folds.topk import COMBINABLE_K, MAX_K
 from ..program import text
-from .core import Normalized, Scores, _same_device, _versions, number
+from .core import Normalized, Scores, _same_device, broadcast, number
 from .debug import can_look_at
 
 METRICS = ("dot", "cosine", "sqeuclidean", "euclidean")
@@ -48,11 +48,7 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
     _same_device(x.device, y.device, "x, y")
     if metric not in METRICS:
         raise OptionError(explain("metric", repr(metric), ", ".join(map(repr, METRICS))))
-    try:
-        batch = x.shape[:-2] if x.shape[:-2] == y.shape[:-2] else torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    except RuntimeError:
-        was = f"leading dimensions {tuple(x.shape[:-2])} and {tuple(y.shape[:-2])}"
-        raise ShapeError(explain("x, y", was, "leading dimensions that broadcast")) from None
+    batch = broadcast(x.shape[:-2], y.shape[:-2], "x, y")
     x, y = autocast(x), autocast(y)
     if not torch.is_grad_enabled():
         x, y = x.detach(), y.detach()
@@ -199,7 +195,7 @@ def outer(fn: Callable[[Any, Any], Any], rows: Tensor, columns: Tensor) -> Score
     if not 1 <= rows.shape[-1] <= MAX_COORDINATES:
         raise OptionError(explain("D", str(rows.shape[-1]), f"1 to {MAX_COORDINATES} coordinates; use tf.scores for more"))
     _same_device(rows.device, columns.device, "rows, columns")
-    batch = torch.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
+    batch = broadcast(rows.shape[:-2], columns.shape[:-2], "rows, columns")
     dtype = torch.promote_types(rows.dtype, columns.dtype)
     n, k = rows.shape[-2], columns.shape[-2]
     d = rows.shape[-1]
@@ -259,8 +255,7 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
     """What must hold before anything runs."""
     if not isinstance(s, Scores):
         raise TypeError(explain("s", type(s).__name__, "scores, made by tf.scores"))
-    if _versions(s._operands) != s._versions:
-        raise RuntimeError("scores: an operand was changed in place after the scores were made; make the scores again")
+    s._check_unchanged()
     for f in every:
         k = getattr(f, "k", None)
         if k is not None and f.name in ("topk", "bottomk"):
@@ -272,7 +267,10 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
                 raise FoldError(explain("k", f"{k} beside other folds", f"at most {COMBINABLE_K} in one pass; fold it alone"))
         if s._k == 0 and not f.neutral_result:
             raise IndexError(explain("s", "scores with no column (K = 0)", f"at least one column: {f.name} of nothing has no value"))
-        if f.payload is not None:
+        if f.payload is None:
+            if any(r.kind == "payload" for r in f.results):
+                raise OptionError(explain("payload", "None", f"a tensor [.., K, Dv] for {f.name}"))
+        else:
             v = f.payload
             if v.dim() < 2 or v.shape[-2] != s._k:
                 raise ShapeError(explain("payload", f"shape {tuple(v.shape)}", f"[.., K, Dv] with K = {s._k}"))
@@ -281,6 +279,11 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
             _same_device(s.device, v.device, "payload")
         if f.name == "gather":
             check_index(f.extras[0], s._k)  # type: ignore[arg-type]
+        elif f.name == "sample":
+            for name, e in zip(f.extra_names[:3], f.extras[:3], strict=True):
+                real = isinstance(e, float) or (isinstance(e, Tensor) and (e.is_floating_point() or e.is_complex()))
+                if real:
+                    raise ShapeError(explain(name, str(getattr(e, "dtype", "a float")), "an integer, or a tensor of integers"))
 
 
 def check_index(index: Tensor, k: int) -> None:
@@ -298,9 +301,9 @@ def run(s: Scores, every: Sequence[Fold], wide: bool = False) -> list[tuple[Tens
     outputs, dtypes = [], []
     for f in every:
         extras: list[str | None] = []
-        for e in f.extras:
+        for name, e in zip(f.extra_names or (f.name,) * len(f.extras), f.extras, strict=True):
             if isinstance(e, Tensor):
-                s, added = s._row_data(e, f.name)
+                s, added = s._row_data(e, name)
                 extras.append(added)
             else:
                 extras.append(None if e is None else number(e))
@@ -309,7 +312,7 @@ def run(s: Scores, every: Sequence[Fold], wide: bool = False) -> list[tuple[Tens
         if f.payload is not None:
             v = f.payload if torch.is_grad_enabled() else f.payload.detach()
             payload = len(s._operands)
-            batch = s._batch if v.dim() == 2 or v.shape[:-2] == s._batch else tuple(torch.broadcast_shapes(s._batch, v.shape[:-2]))
+            batch = broadcast(s._batch, v.shape[:-2], "payload")
             s = s._with(
                 operands=(*s._operands, v), kinds=(*s._kinds, "cols"), batch=batch, versions=(*s._versions, 0)
             )

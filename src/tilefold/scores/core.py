@@ -370,8 +370,14 @@ class Scores(Pointwise):
         }  # fmt: skip
         fields.update(changes)
         if "operands" in changes and "versions" not in changes:
+            self._check_unchanged()  # their new tensors start from what is there now
             fields["versions"] = None
         return Scores(**fields)
+
+    def _check_unchanged(self) -> None:
+        """Raises RuntimeError where an operand was changed in place."""
+        if _versions(self._operands) != self._versions:
+            raise RuntimeError("scores: an operand was changed in place after the scores were made; make the scores again")
 
     def _apply(self, name: str, *others: Any, at: int = 0) -> Scores:
         s = self
@@ -415,7 +421,7 @@ class Scores(Pointwise):
         if other._mask is not None:
             theirs = renumber_mask(other._mask, renumber)
             mask = theirs if mask is None or mask == theirs else text.mask_and(mask, theirs)
-        batch = self._batch if other._batch == self._batch else tuple(torch.broadcast_shapes(self._batch, other._batch))
+        batch = broadcast(self._batch, other._batch, "scores")
         both = self._with(operands=tuple(operands), kinds=tuple(kinds), mask=mask, batch=batch, versions=tuple(versions))
         return both, str(text.renumber(other._expr, renumber))
 
@@ -490,7 +496,8 @@ class Scores(Pointwise):
                 was = f"{m.table.dtype} of shape {tuple(m.table.shape)}"
                 raise ShapeError(explain("table", was, f"torch.bool of shape [.., {need[0]}, {need[1]}]"))
             _same_device(self.device, m.table.device, "table")
-            s = self._with(operands=(*self._operands, m.table), kinds=(*self._kinds, "block"))
+            batch = broadcast(self._batch, m.table.shape[:-2], "table")
+            s = self._with(operands=(*self._operands, m.table), kinds=(*self._kinds, "block"), batch=batch)
             return s, ("row", None, None, len(self._operands), m.size, None)
         if isinstance(m, Tensor):
             if m.dtype != torch.bool:
@@ -504,7 +511,7 @@ class Scores(Pointwise):
         if rows.shape[-1] != self._n or cols.shape[-1] != self._k:
             was = f"shapes {tuple(rows.shape)} and {tuple(cols.shape)}"
             raise ShapeError(explain("segments(rows, cols)", was, f"[.., {self._n}] and [.., {self._k}]"))
-        lead = torch.broadcast_shapes(rows.shape[:-1], cols.shape[:-1])
+        lead = broadcast(rows.shape[:-1], cols.shape[:-1], "segments(rows, cols)")
         rows, cols = rows.expand(*lead, self._n).contiguous(), cols.expand(*lead, self._k).contiguous()
         start = torch.searchsorted(cols, rows, side="left")
         stop = torch.searchsorted(cols, rows, side="right")
@@ -859,6 +866,17 @@ def _versions(operands: Sequence[Tensor]) -> tuple[int, ...]:
     if torch.compiler.is_compiling():
         return (0,) * len(operands)
     return tuple(0 if t.is_inference() else t._version for t in operands)
+
+
+def broadcast(a: Sequence[int], b: Sequence[int], argument: str) -> tuple[int, ...]:
+    """The batch shape of both. Raises ShapeError where there is none."""
+    if a == b or not b:
+        return tuple(a)
+    try:
+        return tuple(torch.broadcast_shapes(a, b))
+    except RuntimeError:
+        was = f"leading dimensions {tuple(a)} and {tuple(b)}"
+        raise ShapeError(explain(argument, was, "leading dimensions that broadcast")) from None
 
 
 def _same_device(a: torch.device, b: torch.device, argument: str) -> None:

@@ -15,6 +15,7 @@ from .core import Scores
 
 
 def materialize(s: Scores) -> Tensor:
+    s._check_unchanged()
     wide = torch.float64 if any(t.dtype == torch.float64 for t in s._operands) else torch.float32
     out = evaluate(s, texts.parse(s._expr), wide).expand(s.shape)
     if s._mask is not None:

@@ -388,7 +388,7 @@ class _Generator:
         number = 0
         for j, (o, f) in enumerate(zip(self.program.outputs, self.folds, strict=True)):
             names = jit_names(f)
-            unit = "1.0" if self.inline else f"unit[{j}]"
+            unit = "tl.full((), 1.0, tl.float64)" if self.inline else f"unit[{j}]"
             if o.payload is not None and not scales(f):
                 names = {"step": names["step"]}
             imports.append(f"from {f.jit} import {', '.join(f'{v} as {k}_{j}' for k, v in names.items())}")
