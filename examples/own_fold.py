@@ -1,6 +1,7 @@
 """A fold of your own: the mean of the three largest scores of each row, in a file of its own.
 
-The maths: a state of the three best scores; a tile brings its three best, and two states merge by keeping the best of both. What the class gives:
+The maths: a state of the three best scores; a tile brings its three best, and two states merge by keeping
+the best of both. What the class gives:
 
     state     its initial values, which must be neutral for `merge`
     step      one tile of scores into the state, hidden columns hold `fill`
@@ -25,7 +26,10 @@ INF = float("inf")
 
 @tf.register
 class MeanOfTop3(tf.Fold):
-    """The mean of the three largest scores of each row, [.., N]; of fewer, where a row sees fewer; NaN where it sees none."""
+    """The mean of the three largest scores of each row, [.., N].
+
+    A row that sees fewer has the mean of those; one that sees none NaN.
+    """
 
     name = "example.mean_of_top3"
     fill = -INF

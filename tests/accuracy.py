@@ -1,7 +1,8 @@
 """How results are compared.
 
-A result is accurate when its largest error against float64 on materialised scores is at most twice that of plain PyTorch
-in the same type, plus 8 eps of the largest value; and when its mean error, sign kept, is as small as independent roundings make it.
+A result is accurate when its largest error against float64 on materialised scores is at most twice that of plain
+PyTorch in the same type, plus 8 eps of the largest value; and when its mean error, sign kept, is as small as
+independent roundings make it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def accurate(got: Tensor, want: Tensor, plain: Tensor, what: str = "result", sla
     got, want, plain = got.detach().double(), want.detach().double(), plain.detach().double()
     special = ~want.isfinite()
     # infinities and NaN: the same ones in the same places
-    torch.testing.assert_close(got[special], want[special], rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{what}: {m}")
+    torch.testing.assert_close(
+        got[special], want[special], rtol=0, atol=0, equal_nan=True, msg=lambda m: f"{what}: {m}"
+    )
     got, want, plain = got[~special], want[~special], plain[~special]
     if want.numel() == 0:
         return
@@ -43,7 +46,9 @@ def accurate(got: Tensor, want: Tensor, plain: Tensor, what: str = "result", sla
     error, theirs = got - want, (plain - want).nan_to_num(0.0, 0.0, 0.0)
     bound = 2 * theirs.abs().max().item() + slack * eps * want.abs().max().item()
     worst = error.abs().max().item()
-    assert worst <= bound, f"{what}: error {worst:.3e}, allowed {bound:.3e} (plain PyTorch {theirs.abs().max().item():.3e})"
+    assert worst <= bound, (
+        f"{what}: error {worst:.3e}, allowed {bound:.3e} (plain PyTorch {theirs.abs().max().item():.3e})"
+    )
     mean = abs(error.mean().item())
     allowed = 2 * abs(theirs.mean().item()) + bound / math.sqrt(want.numel())
     assert mean <= allowed, f"{what}: mean error {mean:.3e}, allowed {allowed:.3e}"

@@ -1,4 +1,4 @@
-"""What users write, once: each entry is a function of scores and data that runs on lazy scores and on a plain matrix alike.
+"""What users write, once: each entry is a function of scores and data, for lazy scores and for a plain matrix alike.
 
 `SPELLINGS[name](scores, e)`: `scores(x, y)` makes the scores, lazily or as x @ y.T; e holds the tensors.
 """
@@ -43,9 +43,9 @@ def env(n: int = 13, k: int = 21, d: int = 7, dtype: torch.dtype = torch.float32
     g = torch.Generator().manual_seed(seed)
     r = lambda *shape: torch.randn(*shape, generator=g)
     labels = torch.randint(0, k, (n,), generator=g)
-    return Env(
-        r(n, d), r(k, d), r(k, 5), r(n, 3), r(n, 1), r(k), r(n, k), torch.tensor(0.7), r(n, k) > 0.3, labels
-    ).to(dtype)
+    return Env(r(n, d), r(k, d), r(k, 5), r(n, 3), r(n, 1), r(k), r(n, k), torch.tensor(0.7), r(n, k) > 0.3, labels).to(
+        dtype
+    )
 
 
 def dense(x: Tensor, y: Tensor) -> Tensor:
@@ -74,7 +74,9 @@ SPELLINGS: dict[str, Callable[[Make, Env], Any]] = {
     "softmax squared": lambda s, e: s(e.x, e.y).softmax(-1).square().sum(-1),
     "entropy": lambda s, e: -(s(e.x, e.y).softmax(-1) * s(e.x, e.y).log_softmax(-1)).sum(-1),
     "torch.log_softmax gather": lambda s, e: F.log_softmax(s(e.x, e.y), -1).gather(-1, e.labels[:, None]),
-    "torch.gather(log_softmax)": lambda s, e: torch.gather(torch.log_softmax(s(e.x, e.y), dim=-1), -1, e.labels[:, None]).squeeze(-1),
+    "torch.gather(log_softmax)": lambda s, e: torch.gather(
+        torch.log_softmax(s(e.x, e.y), dim=-1), -1, e.labels[:, None]
+    ).squeeze(-1),
     "dropout(p=0)": lambda s, e: F.dropout(s(e.x, e.y).softmax(-1), 0.0) @ e.v,
     # cross-entropy
     "F.cross_entropy": lambda s, e: F.cross_entropy(s(e.x, e.y), e.labels),
@@ -169,11 +171,20 @@ SPELLINGS: dict[str, Callable[[Make, Env], Any]] = {
     "difference of two products": lambda s, e: (s(e.x, e.y) - 0.5 * s(e.x.cos(), e.y)).softmax(-1) @ e.v,
     "product of two products": lambda s, e: (s(e.x, e.y).tanh() * s(e.x.cos(), e.y)).sum(-1),
     "three products": lambda s, e: (s(e.x, e.y) + s(e.row, e.v[:, :1]) * s(e.u, e.v[:, 1:4])).logsumexp(-1),
-}  # fmt: skip
+}
 # names whose result has no gradient
 DISCRETE = frozenset(
-    ("s.argmax(-1)", "torch.argmax", "argmax of columns", "s.argmin(-1)", "s.topk indices", "s.min(-1) indices", "(s > 0).sum(-1)", "count_nonzero")
-)  # fmt: skip
+    (
+        "s.argmax(-1)",
+        "torch.argmax",
+        "argmax of columns",
+        "s.argmin(-1)",
+        "s.topk indices",
+        "s.min(-1) indices",
+        "(s > 0).sum(-1)",
+        "count_nonzero",
+    )
+)
 
 # spellings that only lazy scores know; the second function is the same on a matrix
 LAZY: dict[str, tuple[Callable[[Env], Any], Callable[[Env], Any]]] = {
@@ -182,12 +193,16 @@ LAZY: dict[str, tuple[Callable[[Env], Any], Callable[[Env], Any]]] = {
         lambda e: dense(e.x, e.y).logsumexp(-1) + dense(e.x, e.y).gather(-1, e.labels[:, None])[:, 0],
     ),
     "softmax sum with lse": (
-        lambda e: (lambda o, lse: o * lse[:, None])(*tf.fold(tf.scores(e.x, e.y) * e.t, tf.SoftmaxSum(e.v, return_lse=True))),
+        lambda e: (lambda o, lse: o * lse[:, None])(
+            *tf.fold(tf.scores(e.x, e.y) * e.t, tf.SoftmaxSum(e.v, return_lse=True))
+        ),
         lambda e: ((dense(e.x, e.y) * e.t).softmax(-1) @ e.v) * (dense(e.x, e.y) * e.t).logsumexp(-1)[:, None],
     ),
     "index arithmetic": (
         lambda e: (tf.scores(e.x, e.y) - 0.1 * (tf.row_index() - tf.col_index()).abs()).logsumexp(-1),
-        lambda e: (dense(e.x, e.y) - 0.1 * (torch.arange(len(e.x))[:, None] - torch.arange(len(e.y))).abs()).logsumexp(-1),
+        lambda e: (dense(e.x, e.y) - 0.1 * (torch.arange(len(e.x))[:, None] - torch.arange(len(e.y))).abs()).logsumexp(
+            -1
+        ),
     ),
     "cosine": (
         lambda e: (tf.scores(e.x, e.y, metric="cosine") / e.t).logsumexp(-1),

@@ -37,7 +37,10 @@ def check(fn: Callable[..., Any], args: tuple[Tensor, ...], dynamic: bool | None
     if want.requires_grad:
         leaves = [t for t in args if t.requires_grad]
         up = torch.randn_like(want)
-        for g, w in zip(torch.autograd.grad(got, leaves, up, allow_unused=True), torch.autograd.grad(want, leaves, up, allow_unused=True)):
+        for g, w in zip(
+            torch.autograd.grad(got, leaves, up, allow_unused=True),
+            torch.autograd.grad(want, leaves, up, allow_unused=True),
+        ):
             assert (g is None) == (w is None)
             if g is not None:
                 close(g, w)
@@ -45,13 +48,53 @@ def check(fn: Callable[..., Any], args: tuple[Tensor, ...], dynamic: bool | None
 
 # torch.compile takes a second or more for each: those that differ in how they are traced
 TRACED = (
-    "s.logsumexp(-1)", "torch.logsumexp", "logsumexp of columns, keepdim", "logsumexp of all", "s.T.logsumexp", "s.softmax(-1) @ v",
-    "matmul(F.softmax)", "softmax of columns", "torch.gather(log_softmax)", "F.cross_entropy", "F.nll_loss", "s.argmax(-1)",
-    "s.topk", "torch.max(dim)", "s.gather", "s @ v", "torch.matmul(s, v)", "u.T @ s", "einsum", "s.sum()", "torch.mean(-1)", "s.std(-1)",
-    "(s > 0).sum(-1)", "s + row", "s * col", "tile + s", "tile - s", "s / t", "t * s", "torch.add(alpha)", "1 - s", "1 / s", "2 ** s",
-    "s ** 3", "maximum(s, tile)", "minimum(tile, s)", "where(mask, s, number)", "where(s > 0, s, s / 10)", "masked_fill", "gelu tanh", "softplus",
-    "clamp", "both sliced", "rows by index", "unsqueeze", "sum of two products",
-)  # fmt: skip
+    "s.logsumexp(-1)",
+    "torch.logsumexp",
+    "logsumexp of columns, keepdim",
+    "logsumexp of all",
+    "s.T.logsumexp",
+    "s.softmax(-1) @ v",
+    "matmul(F.softmax)",
+    "softmax of columns",
+    "torch.gather(log_softmax)",
+    "F.cross_entropy",
+    "F.nll_loss",
+    "s.argmax(-1)",
+    "s.topk",
+    "torch.max(dim)",
+    "s.gather",
+    "s @ v",
+    "torch.matmul(s, v)",
+    "u.T @ s",
+    "einsum",
+    "s.sum()",
+    "torch.mean(-1)",
+    "s.std(-1)",
+    "(s > 0).sum(-1)",
+    "s + row",
+    "s * col",
+    "tile + s",
+    "tile - s",
+    "s / t",
+    "t * s",
+    "torch.add(alpha)",
+    "1 - s",
+    "1 / s",
+    "2 ** s",
+    "s ** 3",
+    "maximum(s, tile)",
+    "minimum(tile, s)",
+    "where(mask, s, number)",
+    "where(s > 0, s, s / 10)",
+    "masked_fill",
+    "gelu tanh",
+    "softplus",
+    "clamp",
+    "both sliced",
+    "rows by index",
+    "unsqueeze",
+    "sum of two products",
+)
 
 
 @pytest.mark.parametrize("name", TRACED)
@@ -60,13 +103,18 @@ def test_spelling_compiles_in_one_graph(name: str) -> None:
     check(lambda x, y: SPELLINGS[name](tf.scores, _with(e, x, y)), (e.x, e.y))
 
 
-@pytest.mark.parametrize("name", ["s.logsumexp(-1)", "t * s", "F.cross_entropy", "s.topk", "both sliced", "s.T.logsumexp"])
+@pytest.mark.parametrize(
+    "name", ["s.logsumexp(-1)", "t * s", "F.cross_entropy", "s.topk", "both sliced", "s.T.logsumexp"]
+)
 def test_spelling_compiles_with_symbolic_sizes(name: str) -> None:
     e = env()
     check(lambda x, y: SPELLINGS[name](tf.scores, _with(e, x, y)), (e.x, e.y), dynamic=True)
 
 
-@pytest.mark.parametrize("name", ["fold of several", "softmax sum with lse", "index arithmetic", "cosine", "sqeuclidean", "euclidean", "outer L1"])
+@pytest.mark.parametrize(
+    "name",
+    ["fold of several", "softmax sum with lse", "index arithmetic", "cosine", "sqeuclidean", "euclidean", "outer L1"],
+)
 def test_lazy_spelling_compiles_in_one_graph(name: str) -> None:
     e = env()
     check(lambda x, y: LAZY[name][0](_with(e, x, y)), (e.x, e.y))
@@ -95,7 +143,11 @@ def test_masked_scores_compile_in_one_graph(name: str) -> None:
 
 
 def test_views_of_a_language_models_loss_compile() -> None:
-    h, w, labels = torch.randn(2, 9, 6, requires_grad=True), torch.randn(40, 6, requires_grad=True), torch.randint(0, 40, (16,))
+    h, w, labels = (
+        torch.randn(2, 9, 6, requires_grad=True),
+        torch.randn(40, 6, requires_grad=True),
+        torch.randint(0, 40, (16,)),
+    )
     loss = lambda h, w: F.cross_entropy(tf.scores(h, w)[..., :-1, :].contiguous().float().view(-1, w.shape[0]), labels)
     check(loss, (h, w))
     check(loss, (h, w), dynamic=True)
@@ -185,11 +237,21 @@ def operator_cases() -> dict[str, tuple[list[Tensor], Program, list[int], str]]:
         "logsumexp and max": ([x, y], (Output("logsumexp", s), Output("max", op("tanh", s))), None, "float64 float64"),
         "topk": ([x, y], (Output("topk", s, (("k", 3),)),), None, "float64"),
         "count": ([x, y], (Output("count", op("gt", s, 0.0)),), None, "float64"),
-        "masked weighted sum": ([x, y, v], (Output("weighted_sum", s, (), 2),), Mask("row", lower, Index("row") + 1), "float64"),
+        "masked weighted sum": (
+            [x, y, v],
+            (Output("weighted_sum", s, (), 2),),
+            Mask("row", lower, Index("row") + 1),
+            "float64",
+        ),
         "half payload": ([x.float(), y.float(), v.half()], (Output("weighted_sum", s, (), 2),), None, "float16"),
         "column sums": ([x, y], (Output("sum", s, (), None, "col", 1),), None, "float64"),
-        "gradient of a tile": ([x, y, torch.randn(5, 7, dtype=F64)], (Output("sum", s * Data(2, "tile"), (), None, "tile", 2),), None, "float64"),
-    }  # fmt: skip
+        "gradient of a tile": (
+            [x, y, torch.randn(5, 7, dtype=F64)],
+            (Output("sum", s * Data(2, "tile"), (), None, "tile", 2),),
+            None,
+            "float64",
+        ),
+    }
     kinds = ("rows", "cols", "cols")
     made = {}
     for name, (tensors, outputs, mask, types) in cases.items():
@@ -204,7 +266,9 @@ def test_operator_passes_torchs_own_checks(name: str) -> None:
     differentiable = all(o.axis == "row" and o.fold != "count" for o in program.outputs)
     tensors = [t.requires_grad_(differentiable) for t in tensors]
     # the gradient of one operator is another one, which has none of its own
-    tests = ["test_schema", "test_autograd_registration", "test_faketensor"] + (["test_aot_dispatch_dynamic"] if differentiable else [])
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor"] + (
+        ["test_aot_dispatch_dynamic"] if differentiable else []
+    )
     torch.library.opcheck(torch.ops.tilefold.fold.default, (tensors, program.text, sizes, types), test_utils=tests)
 
 
@@ -220,7 +284,9 @@ def test_traced_results_have_the_shapes_types_and_strides_of_real_ones(name: str
 def test_discrete_results_have_no_gradient_when_compiled() -> None:
     e = env()
     for name in sorted(DISCRETE)[:2]:
-        out = torch.compile(lambda x, y, name=name: SPELLINGS[name](tf.scores, _with(e, x, y)), backend="aot_eager", fullgraph=True)(e.x, e.y)
+        out = torch.compile(
+            lambda x, y, name=name: SPELLINGS[name](tf.scores, _with(e, x, y)), backend="aot_eager", fullgraph=True
+        )(e.x, e.y)
         assert not out.requires_grad
         same(out, SPELLINGS[name](tf.scores, e))
 

@@ -1,6 +1,7 @@
 """The laws of a fold, for every registered one: a fold added anywhere is tested here without a change.
 
-Scores are such that float64 states are exact: small integers, or for folds with an exponential scores whose exponentials are 0 or 1.
+Scores are such that float64 states are exact: small integers, or for folds with an exponential scores whose
+exponentials are 0 or 1.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ State = tuple[tuple[Tensor, ...], "Tensor | None"]
 def example(cls: type[Fold], k: int) -> Fold:
     """A fold of this class; options that it needs are 3, or as many as there are columns."""
     needed = [
-        p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
+        p.name
+        for p in inspect.signature(cls).parameters.values()
+        if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD
     ]
     return cls(**{name: min(3, k) for name in needed})
 
@@ -48,7 +51,9 @@ def scores_of(fold: Fold, finite: bool = False) -> st.SearchStrategy[float]:
     if fold.cost.exps:
         return st.sampled_from([0.0, -4000.0, -INF]) if not finite else st.sampled_from([0.0, -4000.0])
     small = st.integers(-4, 4).map(float)
-    return small if finite or has_payload(fold) or fold.name in ROUNDED else st.one_of(small, st.sampled_from([INF, -INF]))
+    return (
+        small if finite or has_payload(fold) or fold.name in ROUNDED else st.one_of(small, st.sampled_from([INF, -INF]))
+    )
 
 
 class Row:
@@ -172,7 +177,9 @@ def test_result_is_a_state_again(cls: type[Fold], data: Any) -> None:
         close64(x, y, row.fold.name, 1e-13) if x.is_floating_point() else same(x, y)
 
 
-@pytest.mark.parametrize("cls", [c for c in FOLDS.values() if c.columns], ids=[n for n, c in FOLDS.items() if c.columns])
+@pytest.mark.parametrize(
+    "cls", [c for c in FOLDS.values() if c.columns], ids=[n for n, c in FOLDS.items() if c.columns]
+)
 @given(st.data())
 def test_ties_go_to_the_lowest_column(cls: type[Fold], data: Any) -> None:
     row = Row(data, cls)

@@ -1,4 +1,4 @@
-"""Gradients of every fold in every operand, against autograd on float64 matrices; and that nothing beyond a first derivative exists."""
+"""Gradients of every fold in every operand, against autograd on float64 matrices; and errors for anything beyond."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ F64 = torch.float64
 def gradients_of(fn: Callable[[Env], Tensor], e: Env, dtype: torch.dtype) -> tuple[Tensor, ...]:
     leaves = tuple(e.floats().values())
     out = fn(e)
-    up = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=F64).to(dtype if out.dtype != F64 else F64)
+    up = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=F64).to(
+        dtype if out.dtype != F64 else F64
+    )
     grads = torch.autograd.grad(out, leaves, up.to(out.dtype), allow_unused=True)
     return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(leaves, grads))
 
@@ -47,7 +49,10 @@ def test_gradient_of_a_lazy_spelling_is_the_matrixs(name: str) -> None:
     check_gradients(*LAZY[name], env(), 64 if "euclidean" in name else 16)
 
 
-@pytest.mark.parametrize("name", ["matmul(F.softmax)", "t * s", "softmax mT", "strided slice with data", "s.var(-1)", "s.topk", "three products"])
+@pytest.mark.parametrize(
+    "name",
+    ["matmul(F.softmax)", "t * s", "softmax mT", "strided slice with data", "s.var(-1)", "s.topk", "three products"],
+)
 def test_gradient_over_several_tiles(name: str) -> None:
     fn = SPELLINGS[name]
     check_gradients(lambda e: fn(tf.scores, e), lambda e: fn(dense, e), env(300, 2200, 5))
@@ -62,7 +67,10 @@ FOLDS: dict[str, tuple[Callable[[Any, Tensor, Tensor], Any], Callable[[Tensor, T
         lambda s, v, i: torch.cat([t.flatten() for t in tf.fold(s, tf.SoftmaxSum(v, return_lse=True))]),
         lambda m, v, i: torch.cat([(m.softmax(-1) @ v).flatten(), m.logsumexp(-1).flatten()]),
     ),
-    "lse of softmax_sum alone": (lambda s, v, i: tf.fold(s, tf.SoftmaxSum(v, return_lse=True))[1], lambda m, v, i: m.logsumexp(-1)),
+    "lse of softmax_sum alone": (
+        lambda s, v, i: tf.fold(s, tf.SoftmaxSum(v, return_lse=True))[1],
+        lambda m, v, i: m.logsumexp(-1),
+    ),
     "sum": (lambda s, v, i: tf.fold(s, tf.Sum()), lambda m, v, i: m.sum(-1)),
     "weighted_sum": (lambda s, v, i: tf.fold(s, tf.WeightedSum(v)), lambda m, v, i: m @ v),
     "max": (lambda s, v, i: tf.fold(s, tf.Max()), lambda m, v, i: m.amax(-1)),
@@ -73,13 +81,21 @@ FOLDS: dict[str, tuple[Callable[[Any, Tensor, Tensor], Any], Callable[[Tensor, T
     "bottomk": (lambda s, v, i: tf.fold(s, tf.BottomK(3))[0], lambda m, v, i: m.topk(3, largest=False).values),
     "mean": (lambda s, v, i: tf.fold(s, tf.Mean()), lambda m, v, i: m.mean(-1)),
     "variance": (lambda s, v, i: tf.fold(s, tf.Variance()), lambda m, v, i: m.var(-1)),
-    "variance of a population": (lambda s, v, i: tf.fold(s, tf.Variance(correction=0)), lambda m, v, i: m.var(-1, correction=0)),
+    "variance of a population": (
+        lambda s, v, i: tf.fold(s, tf.Variance(correction=0)),
+        lambda m, v, i: m.var(-1, correction=0),
+    ),
     "gather": (lambda s, v, i: tf.fold(s, tf.Gather(i)), lambda m, v, i: m.gather(-1, i[..., None])[..., 0]),
     "several": (
-        lambda s, v, i: (lambda r: r.a * r.b + r.c.sum(-1) * r.d[0].sum(-1))(tf.fold(s, a=tf.LogSumExp(), b=tf.Gather(i), c=tf.SoftmaxSum(v), d=tf.TopK(2))),
-        lambda m, v, i: m.logsumexp(-1) * m.gather(-1, i[..., None])[..., 0] + (m.softmax(-1) @ v).sum(-1) * m.topk(2).values.sum(-1),
+        lambda s, v, i: (lambda r: r.a * r.b + r.c.sum(-1) * r.d[0].sum(-1))(
+            tf.fold(s, a=tf.LogSumExp(), b=tf.Gather(i), c=tf.SoftmaxSum(v), d=tf.TopK(2))
+        ),
+        lambda m, v, i: (
+            m.logsumexp(-1) * m.gather(-1, i[..., None])[..., 0]
+            + (m.softmax(-1) @ v).sum(-1) * m.topk(2).values.sum(-1)
+        ),
     ),
-}  # fmt: skip
+}
 
 
 def operands(seed: int = 0) -> list[Tensor]:
@@ -128,7 +144,12 @@ def test_gradient_is_right_where_only_one_operand_wants_it(name: str) -> None:
         assert got.requires_grad == want.requires_grad or i == 2
         if want.requires_grad:
             up = torch.randn_like(want)
-            close64(torch.autograd.grad(got, every[i], up)[0], torch.autograd.grad(want, every[i], up)[0], f"{name}: operand {i}", 1e-10)
+            close64(
+                torch.autograd.grad(got, every[i], up)[0],
+                torch.autograd.grad(want, every[i], up)[0],
+                f"{name}: operand {i}",
+                1e-10,
+            )
 
 
 @pytest.mark.parametrize("fold", ["logsumexp", "softmax_sum", "variance", "weighted_sum"])
@@ -190,13 +211,19 @@ def test_grouped_heads_sum_over_their_group() -> None:
         close64(a, w)
 
 
-@pytest.mark.parametrize("name", [n for n in FOLDS if n not in ("gather", "several", "mean", "variance", "variance of a population")])
+@pytest.mark.parametrize(
+    "name", [n for n in FOLDS if n not in ("gather", "several", "mean", "variance", "variance of a population")]
+)
 def test_rows_that_see_nothing_get_zero_gradients(name: str) -> None:
     lazy, matrix = FOLDS[name]
     x, y, v = (torch.randn(*s, dtype=F64, requires_grad=True) for s in ((4, 3), (5, 3), (5, 2)))
     rows = torch.tensor([True, False, True, False])
     out = lazy(tf.scores(x, y).visible_rows(rows), v, INDEX)
-    gx, *_ = torch.autograd.grad(out.nan_to_num(0, 0, 0).sum() if name in ("max", "min") else out[out.isfinite()].sum(), (x, y, v), allow_unused=True)
+    gx, *_ = torch.autograd.grad(
+        out.nan_to_num(0, 0, 0).sum() if name in ("max", "min") else out[out.isfinite()].sum(),
+        (x, y, v),
+        allow_unused=True,
+    )
     same(gx[~rows], torch.zeros(2, 3, dtype=F64))
     assert bool(gx.isfinite().all()) and bool((gx[rows] != 0).any())
 
@@ -234,7 +261,13 @@ def test_amax_shares_ties_and_max_gives_them_to_its_index() -> None:
 
 def test_kinks_have_torchs_slopes() -> None:
     x, y = torch.ones(1, 1, dtype=F64), torch.tensor([[-1.0], [0.0], [1.0]], dtype=F64, requires_grad=True)
-    for fn in (lambda s: s.relu(), lambda s: s.abs(), lambda s: s.clamp(-1, 1), lambda s: torch.maximum(s, torch.zeros(1, 1, dtype=F64)), lambda s: s.clamp(min=0)):
+    for fn in (
+        lambda s: s.relu(),
+        lambda s: s.abs(),
+        lambda s: s.clamp(-1, 1),
+        lambda s: torch.maximum(s, torch.zeros(1, 1, dtype=F64)),
+        lambda s: s.clamp(min=0),
+    ):
         (got,) = torch.autograd.grad(fn(tf.scores(x, y)).sum(-1).sum(), y)
         (want,) = torch.autograd.grad(fn(x @ y.mT).sum(), y)
         close64(got, want)
@@ -281,7 +314,11 @@ def test_backward_accumulates_into_grad() -> None:
 
 
 def test_saved_for_backward_is_operands_and_rows() -> None:
-    x, y, v = torch.randn(700, 4, requires_grad=True), torch.randn(900, 4, requires_grad=True), torch.randn(900, 2, requires_grad=True)
+    x, y, v = (
+        torch.randn(700, 4, requires_grad=True),
+        torch.randn(900, 4, requires_grad=True),
+        torch.randn(900, 2, requires_grad=True),
+    )
     kept: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
@@ -293,7 +330,7 @@ def test_saved_for_backward_is_operands_and_rows() -> None:
     assert sum(kept.values()) < 8 * (x.nbytes + y.nbytes + v.nbytes + out.nbytes) < 700 * 900 * 4
 
 
-# ---- what does not exist ------------------------------------------------------------------------------------------------
+# ---- what does not exist -------------------------------------------------------------------------------------
 
 
 def functions() -> dict[str, Callable[[Tensor], Tensor]]:
@@ -350,7 +387,7 @@ def test_materialize_has_derivatives_of_any_order() -> None:
     close64(got, torch.func.hessian(lambda x: (x @ y.mT * 2).logsumexp(-1).sum())(x))
 
 
-# ---- torch.func -----------------------------------------------------------------------------------------------------------
+# ---- torch.func ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", functions())

@@ -16,24 +16,42 @@ from tilefold.errors import FoldError, OptionError, ShapeError
 
 F64 = torch.float64
 FOLDS = {
-    "logsumexp": lambda v: tf.LogSumExp(), "softmax_sum": lambda v: tf.SoftmaxSum(v), "with lse": lambda v: tf.SoftmaxSum(v, return_lse=True),
-    "sum": lambda v: tf.Sum(), "weighted_sum": lambda v: tf.WeightedSum(v), "max": lambda v: tf.Max(), "min": lambda v: tf.Min(),
-    "argmax": lambda v: tf.ArgMax(), "argmin": lambda v: tf.ArgMin(), "value and argmax": lambda v: tf.ArgMax(return_value=True),
-    "topk": lambda v: tf.TopK(3), "bottomk": lambda v: tf.BottomK(3), "count": lambda v: tf.Count(), "mean": lambda v: tf.Mean(),
-    "variance": lambda v: tf.Variance(), "population variance": lambda v: tf.Variance(correction=0),
-}  # fmt: skip
+    "logsumexp": lambda v: tf.LogSumExp(),
+    "softmax_sum": lambda v: tf.SoftmaxSum(v),
+    "with lse": lambda v: tf.SoftmaxSum(v, return_lse=True),
+    "sum": lambda v: tf.Sum(),
+    "weighted_sum": lambda v: tf.WeightedSum(v),
+    "max": lambda v: tf.Max(),
+    "min": lambda v: tf.Min(),
+    "argmax": lambda v: tf.ArgMax(),
+    "argmin": lambda v: tf.ArgMin(),
+    "value and argmax": lambda v: tf.ArgMax(return_value=True),
+    "topk": lambda v: tf.TopK(3),
+    "bottomk": lambda v: tf.BottomK(3),
+    "count": lambda v: tf.Count(),
+    "mean": lambda v: tf.Mean(),
+    "variance": lambda v: tf.Variance(),
+    "population variance": lambda v: tf.Variance(correction=0),
+}
 SIZES = (5, 3, 9, 4)
 
 
 def equal(got: Any, want: Any, exact: bool = False) -> None:
-    for g, w in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True):
+    for g, w in zip(
+        got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True
+    ):
         assert g.dtype == w.dtype
         same(g, w) if exact or not g.is_floating_point() else close64(g, w)
 
 
 def problem(requires_grad: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     k = sum(SIZES)
-    made = torch.randn(2, 6, 4, dtype=F64), torch.randn(k, 4, dtype=F64), torch.randn(2, k, 3, dtype=F64), torch.randn(k, dtype=F64)
+    made = (
+        torch.randn(2, 6, 4, dtype=F64),
+        torch.randn(k, 4, dtype=F64),
+        torch.randn(2, k, 3, dtype=F64),
+        torch.randn(k, dtype=F64),
+    )
     return tuple(t.requires_grad_(requires_grad) for t in made)  # type: ignore[return-value]
 
 
@@ -54,7 +72,9 @@ def test_gradients_pass_through_the_merge(name: str) -> None:
     got, want = tf.fold(shards(x, y, bias), FOLDS[name](v)), tf.fold(tf.scores(x, y) * 0.7 + bias, FOLDS[name](v))
     got, want = (t[0] if isinstance(t, tuple) else t for t in (got, want))
     up = torch.randn_like(want)
-    for g, w in zip(torch.autograd.grad(got, every, up, allow_unused=True), torch.autograd.grad(want, every, up, allow_unused=True)):
+    for g, w in zip(
+        torch.autograd.grad(got, every, up, allow_unused=True), torch.autograd.grad(want, every, up, allow_unused=True)
+    ):
         assert (g is None) == (w is None)
         if g is not None:
             close64(g, w, name, 1e-10)
@@ -67,8 +87,22 @@ def test_any_shards_of_integers_give_the_same_bits(data: Any) -> None:
     x, y = torch.tensor([[1.0, -1.0], [0.0, 2.0]]), torch.tensor(data.draw(draw), dtype=torch.float32)
     cut = data.draw(st.integers(1, k - 1))
     v = torch.arange(float(k))[:, None] - 3
-    for make in (tf.Sum, tf.Max, tf.Min, tf.ArgMax, tf.ArgMin, tf.Count, lambda: tf.WeightedSum(v), lambda: tf.TopK(1), lambda: tf.BottomK(1)):
-        equal(tf.fold([tf.scores(x, y[:cut]), tf.scores(x, y[cut:])], make()), tf.fold(tf.scores(x, y), make()), exact=True)
+    for make in (
+        tf.Sum,
+        tf.Max,
+        tf.Min,
+        tf.ArgMax,
+        tf.ArgMin,
+        tf.Count,
+        lambda: tf.WeightedSum(v),
+        lambda: tf.TopK(1),
+        lambda: tf.BottomK(1),
+    ):
+        equal(
+            tf.fold([tf.scores(x, y[:cut]), tf.scores(x, y[cut:])], make()),
+            tf.fold(tf.scores(x, y), make()),
+            exact=True,
+        )
 
 
 def test_several_folds_over_shards() -> None:
@@ -81,7 +115,11 @@ def test_several_folds_over_shards() -> None:
 
 
 def test_a_shard_that_a_row_does_not_see_changes_nothing() -> None:
-    x, y, v = torch.randn(4, 3, dtype=F64, requires_grad=True), torch.randn(8, 3, dtype=F64), torch.randn(8, 2, dtype=F64)
+    x, y, v = (
+        torch.randn(4, 3, dtype=F64, requires_grad=True),
+        torch.randn(8, 3, dtype=F64),
+        torch.randn(8, 2, dtype=F64),
+    )
     seen = torch.ones(4, 8, dtype=torch.bool)
     seen[0, :4] = seen[1, 4:] = seen[2] = False
     parts = [tf.scores(x, y[:4]).visible(seen[:, :4]), tf.scores(x, y[4:]).visible(seen[:, 4:])]
@@ -110,7 +148,7 @@ def test_low_precision_payloads_are_rounded_once() -> None:
     assert (got - want).abs().max() <= want.abs().max() * torch.finfo(torch.bfloat16).eps
 
 
-@pytest.mark.parametrize("name", [n for n in FOLDS])
+@pytest.mark.parametrize("name", list(FOLDS))
 def test_a_stream_gives_the_result_of_the_whole(name: str) -> None:
     x, y, v, _ = problem()
     payload = FOLDS[name](v).payload is not None

@@ -12,7 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilefold.execute import eager
-from tilefold.program import KINDS, Const, Data, Expr, Index, Leaf, Mask, Op, Output, Program, Size, gradients, op, transpose
+from tilefold.program import (
+    KINDS,
+    Const,
+    Data,
+    Expr,
+    Index,
+    Leaf,
+    Mask,
+    Op,
+    Output,
+    Program,
+    Size,
+    gradients,
+    op,
+    transpose,
+)
 from tilefold.program.expr import OPS
 
 TYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
@@ -20,7 +35,9 @@ OPERANDS = ("rows", "cols", "row", "col", "tile", "scalar", "row", "tile")
 FLOAT = (Leaf(0, 1), Data(2, "row"), Data(3, "col"), Data(4, "tile"), Data(5, "scalar"))
 INT = (Index("row"), Index("col"), Size("row"), Size("col"), Data(6, "row", "int"))
 NUMBERS = st.one_of(
-    st.floats(-4, 4).map(Const), st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan]).map(Const), st.integers(-5, 5).map(Const)
+    st.floats(-4, 4).map(Const),
+    st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan]).map(Const),
+    st.integers(-5, 5).map(Const),
 )
 ARITHMETIC = ("add", "sub", "mul", "div", "maximum", "minimum")
 SMOOTH = ("neg", "square", "tanh", "sigmoid", "sin", "cos", "erf", "abs", "relu")
@@ -47,9 +64,16 @@ outputs = st.one_of(
     st.builds(lambda e: Output("logsumexp", e), expressions),
     st.builds(lambda e, k: Output("topk", e, (("k", k),)), expressions, st.integers(1, 9)),
     st.builds(lambda e, n: Output("softmax_sum", e, (("neutral", n),), 1), expressions, st.booleans()),
-    st.builds(lambda e, axis, like: Output("sum", e, (), None, axis, like), expressions, st.sampled_from(["row", "col", "tile"]), st.sampled_from([None, 2])),
+    st.builds(
+        lambda e, axis, like: Output("sum", e, (), None, axis, like),
+        expressions,
+        st.sampled_from(["row", "col", "tile"]),
+        st.sampled_from([None, 2]),
+    ),
 )
-programs = st.builds(lambda o, m: Program((*OPERANDS, "block"), tuple(o), m), st.lists(outputs, min_size=1, max_size=3), masks)
+programs = st.builds(
+    lambda o, m: Program((*OPERANDS, "block"), tuple(o), m), st.lists(outputs, min_size=1, max_size=3), masks
+)
 
 
 @given(programs)
@@ -114,7 +138,9 @@ def _by_torch(name: str, args: list[torch.Tensor]) -> torch.Tensor:
 
 KINKS = st.sampled_from([0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 3.0])
 VALUES = st.lists(st.one_of(KINKS, st.floats(-3, 3).map(lambda v: round(v, 3))), min_size=6, max_size=6)
-REAL_ARGUMENTS = {name: arity for name, (arity, _) in OPS.items() if name not in ("gumbel", "floordiv", "and", "or", "xor", "not")}
+REAL_ARGUMENTS = {
+    name: arity for name, (arity, _) in OPS.items() if name not in ("gumbel", "floordiv", "and", "or", "xor", "not")
+}
 
 
 @pytest.mark.parametrize("name", sorted(REAL_ARGUMENTS))
@@ -137,7 +163,11 @@ def test_value_and_derivative_are_torchs(name: str, data: Any) -> None:
         return
     wanted = torch.autograd.grad(want, [a for a in leaves if a.requires_grad], up, allow_unused=True)
     for node, w in zip([n for n in nodes if n.type == "float"], wanted, strict=True):
-        got = _evaluate(found[node], [*(a.detach() for a in args), up], kinds, 2, 3) if node in found else torch.zeros(2, 3).double()
+        got = (
+            _evaluate(found[node], [*(a.detach() for a in args), up], kinds, 2, 3)
+            if node in found
+            else torch.zeros(2, 3).double()
+        )
         close64(got, torch.zeros_like(got) if w is None else w, f"derivative of {name}")
 
 

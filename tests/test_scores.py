@@ -37,14 +37,25 @@ def test_lazy_spelling_equals_the_matrix(name: str) -> None:
     accurate(lazy(e), matrix(e.to(F64)), matrix(e), name, 32 if "euclidean" in name else 8)
 
 
-@pytest.mark.parametrize("name", ["matmul(F.softmax)", "strided slice with data", "s.topk", "s.argmax(-1)", "s.std(-1)", "softmax mT", "torch.amin(0)"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "matmul(F.softmax)",
+        "strided slice with data",
+        "s.topk",
+        "s.argmax(-1)",
+        "s.std(-1)",
+        "softmax mT",
+        "torch.amin(0)",
+    ],
+)
 def test_several_tiles_equal_one(name: str) -> None:
     """More rows and columns than a tile has."""
     e = env(300, 2500, 5)
     accurate(SPELLINGS[name](tf.scores, e), SPELLINGS[name](dense, e.to(F64)), SPELLINGS[name](dense, e), name)
 
 
-# ---- metrics ----------------------------------------------------------------------------------------------------------
+# ---- metrics -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", ["dot", "cosine", "sqeuclidean", "euclidean"])
@@ -81,13 +92,20 @@ def test_zero_vector_has_cosine_zero() -> None:
     same(tf.scores(x, x, metric="cosine").materialize(), torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
 
 
-# ---- batches, types, strides ------------------------------------------------------------------------------------------
+# ---- batches, types, strides -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("bx", "by", "bv", "bt"),
-    [((2, 3), (2, 3), (2, 3), (2, 3)), ((2, 3), (3,), (), (2, 1)), ((2, 1), (1, 3), (3,), (3,)), ((), (4,), (4,), ()), ((2, 3), (), (2, 1), (1, 3)), ((), (), (2,), (3, 1))],
-)  # fmt: skip
+    [
+        ((2, 3), (2, 3), (2, 3), (2, 3)),
+        ((2, 3), (3,), (), (2, 1)),
+        ((2, 1), (1, 3), (3,), (3,)),
+        ((), (4,), (4,), ()),
+        ((2, 3), (), (2, 1), (1, 3)),
+        ((), (), (2,), (3, 1)),
+    ],
+)
 def test_batch_dimensions_broadcast_like_a_product(bx: Any, by: Any, bv: Any, bt: Any) -> None:
     n, k = 6, 9
     x, y, v = torch.randn(*bx, n, 4, dtype=F64), torch.randn(*by, k, 4, dtype=F64), torch.randn(*bv, k, 3, dtype=F64)
@@ -109,7 +127,9 @@ def test_five_batch_dimensions() -> None:
 LOW = [torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize(("tx", "ty"), [*itertools.product([torch.float16, torch.bfloat16, F32, F64], repeat=2)], ids=str)
+@pytest.mark.parametrize(
+    ("tx", "ty"), [*itertools.product([torch.float16, torch.bfloat16, F32, F64], repeat=2)], ids=str
+)
 def test_mixed_types_accumulate_wide_and_keep_the_operands_type(tx: torch.dtype, ty: torch.dtype) -> None:
     x, y, v = torch.randn(9, 8).to(tx), torch.randn(30, 8).to(ty), torch.randn(30, 4).to(ty)
     both = torch.promote_types(tx, ty)
@@ -156,13 +176,17 @@ def test_autocast_computes_in_its_type() -> None:
     close64(s.logsumexp(-1), (x.bfloat16().float() @ y.bfloat16().float().mT).logsumexp(-1), tolerance=1e-6)
 
 
-# ---- empty sizes ------------------------------------------------------------------------------------------------------
+# ---- empty sizes -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 0)], ids=str)
 def test_empty_sizes_give_what_torch_gives(shape: tuple[int, int, int]) -> None:
     n, k, d = shape
-    x, y, v = torch.randn(2, n, d, requires_grad=True), torch.randn(k, d, requires_grad=True), torch.randn(k, 3, requires_grad=True)
+    x, y, v = (
+        torch.randn(2, n, d, requires_grad=True),
+        torch.randn(k, d, requires_grad=True),
+        torch.randn(k, 3, requires_grad=True),
+    )
     m = x @ y.mT
     s = tf.scores(x, y)
     same(s.logsumexp(-1), m.logsumexp(-1))
@@ -196,7 +220,7 @@ def test_one_row_one_column_one_feature() -> None:
     same(s.var(-1), torch.tensor([NAN]))
 
 
-# ---- infinities, NaN, ties --------------------------------------------------------------------------------------------
+# ---- infinities, NaN, ties ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [INF, -INF, NAN])
@@ -264,7 +288,7 @@ def test_a_visible_score_of_minus_infinity_is_still_a_column() -> None:
     same(s.visible(torch.tensor([[True, True, False, True]])).argmax(-1), torch.tensor([3]))
 
 
-# ---- masks ------------------------------------------------------------------------------------------------------------
+# ---- masks -------------------------------------------------------------------------------------------------
 
 
 def visible_matrix(n: int, k: int, name: str) -> Tensor:
@@ -315,8 +339,22 @@ def made_mask(n: int, k: int, name: str) -> Any:
     }[name]()
 
 
-MASKS = ["causal", "causal bottom_right", "window", "window left", "window right", "window bottom_right", "lengths", "segments", "blocks",
-         "boolean", "boolean per column", "boolean per batch", "everything", "nothing"]  # fmt: skip
+MASKS = [
+    "causal",
+    "causal bottom_right",
+    "window",
+    "window left",
+    "window right",
+    "window bottom_right",
+    "lengths",
+    "segments",
+    "blocks",
+    "boolean",
+    "boolean per column",
+    "boolean per batch",
+    "everything",
+    "nothing",
+]
 
 
 def check_masked(s: Any, m: Tensor, seen: Tensor, what: str) -> None:
@@ -338,7 +376,12 @@ def check_masked(s: Any, m: Tensor, seen: Tensor, what: str) -> None:
     values, columns = s.topk(3)
     close64(values, hidden.topk(3).values, f"{what}: top-k")
     same(columns, hidden.topk(3).indices.where(torch.arange(3) < count[..., None], -1))
-    spread = torch.stack([row[see].var() if see.sum() > 1 else row.new_tensor(NAN) for row, see in zip(m.reshape(-1, k), seen.reshape(-1, k))]).reshape(m.shape[:-1])
+    spread = torch.stack(
+        [
+            row[see].var() if see.sum() > 1 else row.new_tensor(NAN)
+            for row, see in zip(m.reshape(-1, k), seen.reshape(-1, k))
+        ]
+    ).reshape(m.shape[:-1])
     close64(s.var(-1), spread, f"{what}: variance")
     close64(s.materialize(), hidden, f"{what}: materialize")
 
@@ -355,7 +398,9 @@ def test_mask_hides_what_it_says(name: str, transposed: bool) -> None:
     check_masked(s, m, seen, name)
 
 
-@pytest.mark.parametrize("names", [p for p in itertools.combinations(MASKS[:-2], 2) if p[0].split()[0] != p[1].split()[0]], ids=str)
+@pytest.mark.parametrize(
+    "names", [p for p in itertools.combinations(MASKS[:-2], 2) if p[0].split()[0] != p[1].split()[0]], ids=str
+)
 def test_masks_combine(names: tuple[str, str]) -> None:
     n, k = (11, 15)
     x, y = torch.randn(3, n, 4, dtype=F64), torch.randn(k, 4, dtype=F64)
@@ -372,7 +417,9 @@ def test_masks_combine(names: tuple[str, str]) -> None:
 def test_mask_of_one_axis_meets_a_mask_of_the_other() -> None:
     x, y = torch.randn(7, 3, dtype=F64), torch.randn(9, 3, dtype=F64)
     s = tf.scores(x, y).visible(tf.mask.causal("bottom_right")).mT.visible(tf.mask.window(3, 4))
-    seen = visible_matrix(7, 9, "causal bottom_right").mT & ((lambda i, j: (j >= i - 3) & (j <= i + 4))(torch.arange(9)[:, None], torch.arange(7)))
+    seen = visible_matrix(7, 9, "causal bottom_right").mT & (
+        (lambda i, j: (j >= i - 3) & (j <= i + 4))(torch.arange(9)[:, None], torch.arange(7))
+    )
     check_masked(s, (x @ y.mT).mT, seen, "two axes")
 
 
@@ -393,7 +440,13 @@ def test_slices_of_masked_scores_keep_the_mask_of_the_whole(name: str) -> None:
     x, y = torch.randn(3, n, 4, dtype=F64), torch.randn(k, 4, dtype=F64)
     m = (x @ y.mT).masked_fill(~visible_matrix(n, k, name), -INF)
     s = tf.scores(x, y).visible(made_mask(n, k, name))
-    for key in [(..., slice(2, -1), slice(None)), (..., slice(1, None, 3), slice(3, 15, 2)), (1, slice(4, 9)), (slice(1, 3), slice(None), slice(5, 9)), (..., torch.tensor([5, 2]), slice(None))]:  # fmt: skip
+    for key in [
+        (..., slice(2, -1), slice(None)),
+        (..., slice(1, None, 3), slice(3, 15, 2)),
+        (1, slice(4, 9)),
+        (slice(1, 3), slice(None), slice(5, 9)),
+        (..., torch.tensor([5, 2]), slice(None)),
+    ]:
         close64(s[key].logsumexp(-1), m[key].logsumexp(-1), str(key))
         close64(s[key].mT.logsumexp(-1), m[key].logsumexp(-2), str(key))
     close64(s.reshape(-1, k).logsumexp(-1), m.reshape(-1, k).logsumexp(-1), "reshape")
@@ -417,7 +470,11 @@ def test_segments_of_a_batch_with_lengths_and_causal() -> None:
     x, y = torch.randn(2, 8, 3, dtype=F64), torch.randn(2, 8, 3, dtype=F64)
     seg = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 3, 3]])
     s = tf.scores(x, y).visible(tf.mask.segments(seg), tf.mask.causal(), tf.mask.lengths(torch.tensor([8, 6])))
-    seen = (seg[:, :, None] == seg[:, None]) & torch.ones(8, 8).tril().bool() & (torch.arange(8) < torch.tensor([8, 6])[:, None, None])
+    seen = (
+        (seg[:, :, None] == seg[:, None])
+        & torch.ones(8, 8).tril().bool()
+        & (torch.arange(8) < torch.tensor([8, 6])[:, None, None])
+    )
     check_masked(s, x @ y.mT, seen, "packed")
 
 
@@ -427,7 +484,7 @@ def test_visible_rows_hides_whole_rows() -> None:
     check_masked(tf.scores(x, y).visible_rows(rows), x @ y.mT, rows[:, None], "rows")
 
 
-# ---- views ------------------------------------------------------------------------------------------------------------
+# ---- views -------------------------------------------------------------------------------------------------
 
 
 def test_views_of_a_language_models_loss() -> None:
@@ -486,22 +543,38 @@ def test_integer_gather_and_sample_take_their_row_operand() -> None:
     assert not torch.equal(draw, tf.fold(s, tf.Sample(seed=8)))
     # a draw depends on its stream, not on its place
     rows = torch.arange(50).expand(2, 50)
-    same(tf.fold(s[1:, 10:20], tf.Sample(seed=7, stream=rows[1:, 10:20])), tf.fold(s, tf.Sample(seed=7, stream=rows))[1:, 10:20])
+    same(
+        tf.fold(s[1:, 10:20], tf.Sample(seed=7, stream=rows[1:, 10:20])),
+        tf.fold(s, tf.Sample(seed=7, stream=rows))[1:, 10:20],
+    )
 
 
 def test_several_folds_of_one_pass_equal_single_passes() -> None:
     x, y, v = torch.randn(30, 6), torch.randn(1500, 6), torch.randn(1500, 4)
     s = tf.scores(x, y) * 0.5
     every = {
-        "lse": lambda: tf.LogSumExp(), "soft": lambda: tf.SoftmaxSum(v), "sum": lambda: tf.Sum(), "weighted": lambda: tf.WeightedSum(v),
-        "max": lambda: tf.Max(), "min": lambda: tf.Min(), "argmax": lambda: tf.ArgMax(), "argmin": lambda: tf.ArgMin(), "top": lambda: tf.TopK(5),
-        "bottom": lambda: tf.BottomK(32), "mean": lambda: tf.Mean(), "var": lambda: tf.Variance(), "count": lambda: tf.Count(),
-    }  # fmt: skip
+        "lse": lambda: tf.LogSumExp(),
+        "soft": lambda: tf.SoftmaxSum(v),
+        "sum": lambda: tf.Sum(),
+        "weighted": lambda: tf.WeightedSum(v),
+        "max": lambda: tf.Max(),
+        "min": lambda: tf.Min(),
+        "argmax": lambda: tf.ArgMax(),
+        "argmin": lambda: tf.ArgMin(),
+        "top": lambda: tf.TopK(5),
+        "bottom": lambda: tf.BottomK(32),
+        "mean": lambda: tf.Mean(),
+        "var": lambda: tf.Variance(),
+        "count": lambda: tf.Count(),
+    }
     together = tf.fold(s, **{name: make() for name, make in every.items()})
     assert list(together) == list(every)
     for name, make in every.items():
         alone = tf.fold(s, make())
-        for a, b in zip(together[name] if isinstance(alone, tuple) else (together[name],), alone if isinstance(alone, tuple) else (alone,)):
+        for a, b in zip(
+            together[name] if isinstance(alone, tuple) else (together[name],),
+            alone if isinstance(alone, tuple) else (alone,),
+        ):
             same(a, b)
     assert torch.equal(together.lse, together["lse"])
     first, second = tf.fold(s, tf.Sum(), tf.Max())
@@ -521,12 +594,27 @@ def test_top_k_of_every_size(k: int) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda s: s.sort(-1), lambda s: torch.sort(s), lambda s: torch.cumsum(s, -1), lambda s: s.cumsum(-1), lambda s: s.median(-1), lambda s: s.numpy(),
-        lambda s: s.tolist(), lambda s: s.item(), lambda s: bool(s), lambda s: list(s), lambda s: torch.cat([s, s]), lambda s: F.dropout(s.softmax(-1), 0.1),
-        lambda s: s.argmax(), lambda s: torch.fft.fft(s), lambda s: s.softmax(-1) @ s, lambda s: torch.linalg.svd(s), lambda s: s[0],
-        lambda s: s.reshape(-1), lambda s: torch.einsum("nk,kd->nkd", s, torch.ones(5, 2)),
+        lambda s: s.sort(-1),
+        lambda s: torch.sort(s),
+        lambda s: torch.cumsum(s, -1),
+        lambda s: s.cumsum(-1),
+        lambda s: s.median(-1),
+        lambda s: s.numpy(),
+        lambda s: s.tolist(),
+        lambda s: s.item(),
+        lambda s: bool(s),
+        lambda s: list(s),
+        lambda s: torch.cat([s, s]),
+        lambda s: F.dropout(s.softmax(-1), 0.1),
+        lambda s: s.argmax(),
+        lambda s: torch.fft.fft(s),
+        lambda s: s.softmax(-1) @ s,
+        lambda s: torch.linalg.svd(s),
+        lambda s: s[0],
+        lambda s: s.reshape(-1),
+        lambda s: torch.einsum("nk,kd->nkd", s, torch.ones(5, 2)),
     ],
-)  # fmt: skip
+)
 def test_what_can_not_be_folded_says_what_to_do(use: Any) -> None:
     s = tf.scores(torch.randn(3, 4), torch.randn(5, 4))
     with pytest.raises((FoldError, TypeError), match=r"materialize|expected|reduce|memory|iterated"):

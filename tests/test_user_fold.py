@@ -85,7 +85,9 @@ def test_own_fold_obeys_the_laws(own: Any) -> None:
     cols, start = torch.arange(9), own().init((1, 2), F64, torch.device("cpu"))
     whole = fold.finish(fold.step(start, s, cols, None, False))
     for cut in range(10):
-        parts = [fold.step(start, s[..., a:b], cols[a:b], None, False) if a < b else start for a, b in ((0, cut), (cut, 9))]
+        parts = [
+            fold.step(start, s[..., a:b], cols[a:b], None, False) if a < b else start for a, b in ((0, cut), (cut, 9))
+        ]
         for g, w in zip(fold.finish(fold.merge(*parts)), whole):
             same(g, w)
 

@@ -173,7 +173,7 @@ def pass_turn(token, WG: gl.constexpr):
 def column_data(col_bufs, st, first, layout: gl.constexpr, BK: gl.constexpr, HAS_COL: gl.constexpr):
     """Per-column data of a tile, [1, BK]: from shared memory, or with HAS_COL == 2 from device memory."""
     if HAS_COL == 2:
-        col = gl.load(col_bufs + (first + gl.arange(0, BK, layout=layout)))[None, :]
+        col = gl.load(col_bufs + first + gl.arange(0, BK, layout=layout))[None, :]
     elif HAS_COL:
         col = col_bufs.index(st).load(layout)[None, :]
     else:

@@ -13,9 +13,7 @@ def layout_of(block, dtype):
     return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
 
 
-def rows(
-    fold, *, dtype, BM, BK, D, ST, outs, NWG=2, col=0, DV=None, score=None, G=None, append=0, order=0
-):
+def rows(fold, *, dtype, BM, BK, D, ST, outs, NWG=2, col=0, DV=None, score=None, G=None, append=0, order=0):
     """Arguments of stream_rows, by name, as compile_check describes them."""
     desc = ("desc", dtype, (BM, D))
     y = ("desc", dtype, (BK, D))
@@ -51,10 +49,21 @@ def rows(
 
 
 def generic_rows():
-    lse = dict(fold=folds.LSE, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32",), col=1)
-    arg = dict(fold=folds.ARGMAX, dtype="fp16", BM=128, BK=128, D=128, ST=3, outs=("fp32", "i32", "i32"), col=1)
-    soft = dict(fold=folds.SOFTMAX, dtype="bf16", BM=64, BK=128, D=128, ST=2, outs=("fp32",), DV=128)
-    above = dict(fold=folds.ABOVE, dtype="fp16", BM=64, BK=128, D=256, ST=2, outs=(), append=64, col=1)
+    wide = {"dtype": "fp16", "BM": 128, "BK": 128, "D": 128, "ST": 3, "col": 1}
+    lse = {"fold": folds.LSE, "outs": ("fp32",), **wide}
+    arg = {"fold": folds.ARGMAX, "outs": ("fp32", "i32", "i32"), **wide}
+    soft = {
+        "fold": folds.SOFTMAX,
+        "outs": ("fp32",),
+        "dtype": "bf16",
+        "BM": 64,
+        "BK": 128,
+        "D": 128,
+        "ST": 2,
+        "DV": 128,
+    }
+    above = {"fold": folds.ABOVE, "outs": (), "dtype": "fp16", "BM": 64, "BK": 128, "D": 256, "ST": 2, "col": 1}
+    above["append"] = 64
     return {
         "lse_d128": rows(**lse),
         "lse_d128_load": rows(**{**lse, "col": 2}),

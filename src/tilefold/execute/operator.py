@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from .. import folds
 from ..errors import GradientError
-from ..folds.gradient import Gradient, gradient, result_slices, row_operand
+from ..folds.gradient import ROW_DOT, Gradient, gradient, result_slices, row_operand
 from ..program import Program
 from . import backend
 
@@ -140,8 +140,15 @@ def _gradient_operands(
             made.append(operands[source])
         else:
             part = parts[source.output]
-            made.append(row_operand(source, results[part], grads[part]))
+            made.append(row_operand(source, results[part], grads[part], _row_dot))
     return made
+
+
+def _row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """a_i . b_i of each row, [.., N], accumulated in float32 or wider."""
+    if not torch.compiler.is_compiling() and _direct((a, b)):
+        return _FoldBackward.apply(ROW_DOT, [*a.shape], "float32", a, b)[0]  # type: ignore[no-any-return]
+    return torch.ops.tilefold.fold_backward([a, b], ROW_DOT, [*a.shape], "float32")[0]  # type: ignore[no-any-return]
 
 
 def _no_second_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:

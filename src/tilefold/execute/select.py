@@ -205,6 +205,7 @@ def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, f
     loaded = (held - sum(t.bn * block(d) * size for d, size in need.rows)) / t.stages
     # every 64 rows of a product read their columns again; rows come from shared memory, weights from registers
     read = sum(t.bn * block(d) * size for d, size in need.rows) + t.bn / 64 * loaded
+    read += t.bn / 64 * sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if whole)
     load = max(loaded / BYTES, (loaded + read) / SHARED_BYTES)
     small = 1.0 + 24.0 / t.bk + (0.06 if t.stages == 2 else 0.3 if t.stages == 1 else 0.0)  # what a step costs beside its work
     total = max(matrix, vector, load) + 0.15 * min(matrix, vector) if blocks >= 2 else max(matrix, load) + 0.75 * vector

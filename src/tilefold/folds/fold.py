@@ -156,6 +156,10 @@ class Pullback(ABC):
         """A number per row, [.., N]."""
 
     @abstractmethod
+    def row_dot(self, a: RowFunction, b: RowFunction, minus: RowFunction | None = None) -> Expr:
+        """a_i . b_i - minus_i of each row, for a and b [.., N, Dv]."""
+
+    @abstractmethod
     def dot_payload(self, fn: RowFunction) -> Expr:
         """The product of a vector per row [.., N, Dv] and the payload."""
 

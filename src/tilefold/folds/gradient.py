@@ -7,6 +7,7 @@ With w = dL/ds of each output's scores (`Fold.weight`) and the chain rule, leaf 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,11 +18,19 @@ from .fold import Fold, Pullback, RowFunction, lookup
 
 @dataclass(frozen=True)
 class Source:
-    """A row operand of the gradient Program: a function of one output's results and their gradients."""
+    """A row operand of the gradient Program: a function of one output's results and their gradients.
+
+    With `dot` it is the product of two such functions, row by row, less `fn`.
+    """
 
     output: int
-    fn: RowFunction
+    fn: RowFunction | None
     kind: str  # "row" or "rows"
+    dot: tuple[RowFunction, RowFunction] | None = None
+
+
+# a_i . b_i of each row, as a Program: rows are the rows, columns the features
+ROW_DOT = Program(("tile", "tile"), (Output("sum", Data(0, "tile") * Data(1, "tile")),)).text
 
 
 @dataclass(frozen=True)
@@ -43,13 +52,16 @@ class _Builder(Pullback):
         self._first, self._output, self._sources, self._kinds = first, output, sources, kinds
         self.payload_gradients: list[tuple[Expr, int]] = []
 
-    def _add(self, fn: RowFunction, kind: str) -> int:
-        self._sources.append(Source(self._output, fn, kind))
+    def _add(self, fn: RowFunction | None, kind: str, dot: tuple[RowFunction, RowFunction] | None = None) -> int:
+        self._sources.append(Source(self._output, fn, kind, dot))
         self._kinds.append(kind)
         return self._first + len(self._sources) - 1
 
     def row(self, fn: RowFunction, type: str = "float") -> Expr:
         return Data(self._add(fn, "row"), "row", type)
+
+    def row_dot(self, a: RowFunction, b: RowFunction, minus: RowFunction | None = None) -> Expr:
+        return Data(self._add(minus, "row", (a, b)), "row")
 
     def dot_payload(self, fn: RowFunction) -> Expr:
         assert self.payload is not None
@@ -115,6 +127,13 @@ def gradient(text: str, needs: tuple[bool, ...], given: tuple[bool, ...]) -> Gra
     return Gradient(made, tuple(i if i < count else sources[i - count] for i in kept), tuple(targets))
 
 
-def row_operand(source: Source, results: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Tensor:
-    value = source.fn(results, grads)
+def row_operand(
+    source: Source, results: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], dot: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The tensor of a source; `dot` runs ROW_DOT."""
+    value = None if source.fn is None else source.fn(results, grads)
+    if source.dot is not None:
+        product = dot(*(fn(results, grads) for fn in source.dot))
+        value = product if value is None else product - value
+    assert value is not None
     return value.unsqueeze(-1) if source.kind == "row" else value

@@ -78,13 +78,5 @@ class SoftmaxSum(Fold):
             return p * b.row(lambda results, grads: grads[1])  # type: ignore[arg-type, return-value]
         b.payload_gradient(p, lambda results, grads: grads[0])  # type: ignore[arg-type, return-value]
         t = b.dot_payload(lambda results, grads: grads[0])  # type: ignore[arg-type, return-value]
-        return p * (t - b.row(_delta))
-
-
-def _delta(results: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]) -> Tensor:
-    """dO . O - dlse of each row."""
-    d_out, d_lse = grads
-    assert d_out is not None
-    wide = results[1].dtype
-    delta = (d_out.to(wide) * results[0].to(wide)).sum(-1)
-    return delta if d_lse is None else delta - d_lse
+        minus = (lambda results, grads: grads[1]) if of_lse else None
+        return p * (t - b.row_dot(lambda results, grads: grads[0], lambda results, grads: results[0], minus))  # type: ignore[arg-type, return-value]

@@ -176,7 +176,7 @@ def _check_options(s: Scores, target: Tensor, shape: tuple[int, ...], reduction:
 def _checked(
     s: Scores, target: Tensor, ignore_index: int, reduction: str, weight: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Targets with a class in every place; which of them count; a factor that is NaN where one that counts is no class."""
+    """Targets with a class in every place, which of them count, and a factor that is NaN where a wrong one counts."""
     if target.dtype == torch.bool or target.is_floating_point():
         raise ShapeError(explain("target", f"a tensor of {target.dtype}", "integer classes"))
     _check_options(s, target, s.shape[:-1], reduction, weight)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import folds
 from ..errors import FoldError, LabelError, OptionError, ShapeError, explain
 from ..execute.operator import fold as run_fold
 from ..execute.operator import type_names
@@ -295,8 +295,18 @@ def check_index(index: Tensor, k: int) -> None:
             raise LabelError(explain("index", f"values from {low} to {high}", f"0 to {k - 1}"))
 
 
-def run(s: Scores, every: Sequence[Fold], wide: bool = False) -> list[tuple[Tensor, ...]]:
-    """All results of each fold, in one pass; `wide`: payload results in float32 or float64, to be merged further."""
+@dataclass(frozen=True)
+class Assembled:
+    """A Program's text, its operands, sizes (*batch, N, K), and the types of the payload results."""
+
+    program: str
+    operands: list[Tensor]
+    sizes: list[int]
+    dtypes: list[torch.dtype]
+
+
+def assemble(s: Scores, every: Sequence[Fold], wide: bool = False) -> Assembled:
+    """The Program that folds scores; `wide`: payload results in float32 or float64, to be merged further."""
     check(s, every)
     outputs, dtypes = [], []
     for f in every:
@@ -324,7 +334,13 @@ def run(s: Scores, every: Sequence[Fold], wide: bool = False) -> list[tuple[Tens
         (name, lowered(s._expr, name, options, tuple(extras)), options, payload) for name, extras, options, payload in outputs
     )
     program, kept = text.program(s._kinds, made, s._mask)
-    flat = run_fold([s._operands[i] for i in kept], program, [*s._batch, s._n, s._k], type_names(*dtypes))
+    return Assembled(program, [s._operands[i] for i in kept], [*s._batch, s._n, s._k], dtypes)
+
+
+def run(s: Scores, every: Sequence[Fold], wide: bool = False) -> list[tuple[Tensor, ...]]:
+    """All results of each fold, in one pass; `wide` as for `assemble`."""
+    made = assemble(s, every, wide)
+    flat = run_fold(made.operands, made.program, made.sizes, type_names(*made.dtypes))
     results, start = [], 0
     for f in every:
         results.append(tuple(flat[start : start + len(f.results)]))

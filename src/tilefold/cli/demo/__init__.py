@@ -54,6 +54,9 @@ def command(count: int, device: str) -> None:
 def run(console: Console, count: int, device: str) -> Answer:
     # Everything is in site-packages; without this, loading asks the network for news first.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Threads that spin while they wait made it ten times slower on two cores that others used too (2026-11). Read when
+    # torch loads, and nothing has imported it yet.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:<46}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())

@@ -217,7 +217,7 @@ def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
         s, c,
         s.kernel(threshold.sample_kernel, ["*fp32", *numbers, *["i32"] * 6], [0], t.warps, t.stages),
         plan._kernel(threshold.tau_kernel, ["*fp32", "*fp32", "i32", "i32", "i32"], {(0,): 16, (1,): 16}, (taus, wide), "", 4, 1),
-        s.kernel(threshold.append_kernel, ["*fp32", "*i64", "*i32", *numbers, *["i32"] * 6], [0, 1, 2], t.warps, t.stages, C=c.c),
+        s.kernel(threshold.append_kernel, ["*fp32", "*i64", "*i32", *numbers, *["i32"] * 6], [0, 1, 2], t.warps, t.stages, C=c.c, ASM=limits.matrix > 0 and torch.version.hip is None),
         plan._kernel(
             threshold.select_kernel, ["*i64", "*i32", "*i32", "*i8", *["i32"] * 5], {(i,): 16 for i in range(4)},
             (c.capacity, t.bn, slots, length, c.chunks), "", 4 if length > 512 else 1, 1,

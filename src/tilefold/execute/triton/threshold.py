@@ -64,6 +64,36 @@ def chunk_max(s, C: tl.constexpr):
 
 
 @triton.jit
+def append(base, at, m, tau, t, limit, step: tl.constexpr, ASM: tl.constexpr):
+    """Stores (m, t) at base + at where m reaches tau, if at < limit; gives where the next entry goes.
+
+    A tl.store goes through shared memory to a layout that the compiler thinks better, which here costs more than it saves: hence ASM.
+    """
+    if ASM:
+        # setp.geu: "not below" lets NaN through
+        at = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .pred p, q;
+            .reg .b64 a;
+            setp.geu.f32 p, $2, $3;
+            setp.lt.and.s32 q, $1, $6, p;
+            mad.wide.s32 a, $1, 8, $5;
+            @q st.global.v2.b32 [a], {$4, $2};
+            mov.b32 $0, $1;
+            @q add.s32 $0, $1, $7;
+            }
+            """,
+            "=&r,r,r,r,r,l,r,n", [at, m.to(tl.int32, bitcast=True), tau.to(tl.int32, bitcast=True), t, base.to(tl.int64), limit, step],
+            dtype=tl.int32, is_pure=False, pack=1)
+    else:
+        hit = ((m < tau) == 0) & (at < limit)
+        tl.store(base + at, (m.to(tl.int32, bitcast=True).to(tl.int64) << 32) | t, mask=hit)
+        at = tl.where(hit, at + step, at)
+    return at
+
+
+@triton.jit
 def operands_of(entry, rows, xs, ys, rd, rds, cds, tds, sd, sds, bs, F, I, n, k, kept, ROW: tl.constexpr, NX: tl.constexpr, NY: tl.constexpr,
                 NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, NT: tl.constexpr, NSC: tl.constexpr, TSC: tl.constexpr,
                 BLOCK: tl.constexpr, NK: tl.constexpr, WIDE: tl.constexpr):
@@ -73,7 +103,7 @@ def operands_of(entry, rows, xs, ys, rd, rds, cds, tds, sd, sds, bs, F, I, n, k,
     if BLOCK[0] > 0:
         b_off = batch_offsets(bs, 1, 2, at, (), NK, 0)[0]
     sv = load_scalars(sd, batch_offsets(sds, NSC, 0, at, (), NK, 0), NSC, TSC, WIDE)
-    rdv = load_vectors(rd, batch_offsets(rds, NR, 1, at, (), NK, 0), rds, rows, n, NR, TR, WIDE)
+    rdv = load_vectors(rd, batch_offsets(rds, NR, 1, at, (), NK, 0), rds, rows, n, NR, TR, WIDE, True)
     rv = ROW(rdv, sv, F, I, rows, n, k, WIDE)
     return (batch_offsets(xs, NX, 2, at, (), NK, 0), batch_offsets(ys, NY, 2, at, (), NK, 0), batch_offsets(cds, NC, 1, at, (), NK, 0),
             batch_offsets(tds, NT, 2, at, (), NK, 0), b_off, sv, rdv, rv)
@@ -99,9 +129,9 @@ def score_tile(x_tiles, x, xs, x_off, y, ys, y_off, rd, rv, cd, cds, c_off, td, 
     """Scores of the columns j0 + j_local and which are visible. EDGE: some lie behind the last; SEE: some may be hidden."""
     cols = j0 + j_local
     y_tiles = load_side(y, y_off, ys, j0, j_local, k, YDIM, RESIDENT, BIG, EDGE)
-    leaves = leaf_products(x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, RESIDENT, BD, BIG,
+    leaves = leaf_products(None, None, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, RESIDENT, BD, BIG,
                            PRECISION, EDGE)
-    c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE)
+    c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE, EDGE)
     t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
     zero = tl.zeros([rows.shape[0], j_local.shape[0]], WIDE)
     s = SCORE(leaves, rd, rv, c, t, sd, F, I, rows, cols, n, k, zero, WIDE)[0]
@@ -141,7 +171,7 @@ def sample_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, b
     for t in range(group * each, (group + 1) * each):
         p = t * BK + tl.arange(0, BK)
         # a place in each stretch that no period of the columns meets
-        cols = p * stride + (((p.to(tl.uint32) * 2654435761) >> 8) % stride.to(tl.uint32)).to(tl.int32)
+        cols = p * stride + (((p.to(tl.uint32) * 2654435761) >> 8) % tl.cast(stride, tl.uint32)).to(tl.int32)
         s, visible = score_tile(x_tiles, x, xs, x_off, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs, b_off, F, I, i0,
                                 i_local, rows, 0, cols, n, k, lo, hi, BOUNDS, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NC, TC, NT, TT, MASK,
                                 BLOCK, RESIDENT, BD, True, WIDE, PRECISION, False, MASK > 0 or BLOCK[0] > 0)
@@ -168,18 +198,14 @@ def append_tile(at, t, tau, base, cap, x_tiles, x, xs, x_off, y, ys, y_off, rd, 
                 BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr,
                 YDIM: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr, TT: tl.constexpr, MASK: tl.constexpr,
                 BLOCK: tl.constexpr, RESIDENT: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, WIDE: tl.constexpr,
-                PRECISION: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr):
+                PRECISION: tl.constexpr, C: tl.constexpr, ASM: tl.constexpr, EDGE: tl.constexpr):
     """Appends the chunks of one tile that reach tau; `at` [BN, BK / 4C, 4], where each place's next entry goes."""
     s, visible = score_tile(x_tiles, x, xs, x_off, y, ys, y_off, rd, rv, cd, cds, c_off, td, tds, t_off, sd, block, bs, b_off, F, I, i0,
                             i_local, rows, t * BK, tl.arange(0, BK), n, k, lo, hi, BOUNDS, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NC, TC, NT,
                             TT, MASK, BLOCK, RESIDENT, BD, BIG, WIDE, PRECISION, EDGE, EDGE)
     m = chunk_max(s, C)
     step: tl.constexpr = s.shape[0] * (BK // C)
-    # "not below" lets NaN through; a full segment takes no more
-    hit = ((m < tau) == 0) & (at < cap * step)
-    entry = (m.to(tl.int32, bitcast=True).to(tl.int64) << 32) | t
-    tl.store(base + at, entry, mask=hit)
-    return tl.where(hit, at + step, at)
+    return append(base, at, m, tau, t, cap * step, step, ASM)
 
 
 @triton.jit
@@ -189,7 +215,7 @@ def append_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, t
                   XDIM: tl.constexpr, YDIM: tl.constexpr, NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr,
                   NT: tl.constexpr, TT: tl.constexpr, NSC: tl.constexpr, TSC: tl.constexpr, MASK: tl.constexpr, BLOCK: tl.constexpr,
                   NK: tl.constexpr, RESIDENT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr,
-                  WIDE: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr):
+                  WIDE: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, ASM: tl.constexpr):
     """segments [round tiles, splits, cap, BN, BK / C] of (maximum, tile), counts [round tiles, splits, BN, BK / C]."""
     here = tl.program_id(0) % round_tiles
     split = tl.program_id(0) // round_tiles
@@ -238,13 +264,13 @@ def append_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, t
     for t in range(whole, whole_end):
         at = append_tile(at, t, limit, base, cap, x_tiles, x, xs, x_off, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs,
                          b_off, F, I, i0, i_local, rows, n, k, lo, hi, BOUNDS, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NC, TC, NT, TT, MASK,
-                         BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, C, False)
+                         BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, C, ASM, False)
     for e in range(whole - first + end - whole_end):
         t = first + e
         t = tl.where(t < whole, t, t - whole + whole_end)
         at = append_tile(at, t, limit, base, cap, x_tiles, x, xs, x_off, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs,
                          b_off, F, I, i0, i_local, rows, n, k, lo, hi, BOUNDS, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NC, TC, NT, TT, MASK,
-                         BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, C, True)
+                         BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, C, ASM, True)
     tl.store(counts + (here * splits + split).to(tl.int64) * (BN * ROWS) + place, at // (BN * ROWS))
 
 
@@ -320,7 +346,7 @@ def rescore_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, 
         s, visible = score_tile(x_tiles, x, xs, x_off, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs, b_off, F, I, row,
                                 i_local, rows, 0, cols, n, k, lo, hi, BOUNDS, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NC, TC, NT, TT, MASK,
                                 BLOCK, RESIDENT, BD, True, WIDE, PRECISION, True, True)
-        each = (key_of(s).to(tl.int64) << 32) | (HIGHEST - cols).to(tl.int64)[None, :]
+        each = (key_of(s).to(tl.int64) << 32) | (~cols & HIGHEST).to(tl.int64)[None, :]
         key = tl.max(tl.where(visible & real[None, :], each, EMPTY), 0)
     tl.store(keys + pid.to(tl.int64) * members + e, key)
 
@@ -334,8 +360,8 @@ def sort_kernel(keys, values, columns, n, row_tiles, tile0, members, k, BN: tl.c
     e = tl.arange(0, L)
     key = tl.sort(tl.load(keys + pid.to(tl.int64) * members + e, mask=e < members, other=EMPTY), descending=True)
     v = score_of((key >> 32).to(tl.int32))
-    column = tl.where(key == EMPTY, -1, HIGHEST - (key & HIGHEST))
+    column = tl.where(key == EMPTY, -1, ~key & HIGHEST)
     at = ((tile // row_tiles).to(tl.int64) * n + row) * k + e
-    inside = (e < k) & (row < n)
+    inside = (e < k) & (e * 0 + row < n)
     tl.store(values + at, -v if NEGATED else v, mask=inside)
     tl.store(columns + at, column, mask=inside)
