@@ -49,7 +49,9 @@ def compile_one(kernel, args: dict, num_warps: int = 4):
             for j in range(len(a) - 1):
                 attrs[(i, j)] = [["tt.divisibility", 16]]
     source = GluonASTSource(kernel, signature=signature, constexprs=constexprs, attrs=attrs)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    # fused multiply-adds by name, as in run.py: triton 3.10 stops making them by default
+    options = {"num_warps": num_warps, "enable_fp_fusion": True}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def describe(a):

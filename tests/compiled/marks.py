@@ -54,9 +54,9 @@ class _Flow:
                 if op == "scf.for":
                     head = body.split("iter_args(")[-1].split(") ->")[0] if "iter_args(" in body else ""
                     carried = [self._add("carried", a.group(1), self._resolve("%" + a.group(2)), a.group(1)) for a in _LOOP.finditer(head)]
-                    results = [self._add("carried", text, [], f"{name}#{i}") for i in range(int(count or 1))]
-                elif op in ("scf.if", "scf.while", "tt.reduce", "tt.scan", "tt.map_elementwise"):
-                    results = [self._add("carried" if op.startswith("scf") else op, text, uses, f"{name}#{i}") for i in range(int(count or 1))]
+                if op.startswith("scf."):
+                    # the line names the layouts of all results; a result's own is on the line of what the region yields
+                    results = [self._add("carried", "", [], f"{name}#{i}") for i in range(int(count or 1))]
                 else:
                     results = [self._add(op, text, uses, f"{name}#{i}") for i in range(int(count or 1))]
                 self._names[name] = results[0]

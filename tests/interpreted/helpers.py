@@ -3,6 +3,7 @@
 import contextlib
 
 import torch
+
 from tilefold.execute import eager, select
 from tilefold.execute import triton as loops
 
@@ -11,8 +12,16 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5, tor
 
 def both(program, operands, batch=(), n=None, k=None, dtypes=None, tiles=None):
     """The results of both executors."""
-    n = n if n is not None else next(t.shape[-2] for t, kind in zip(operands, program.operands, strict=True) if kind == "rows")
-    k = k if k is not None else next(t.shape[-2] for t, kind in zip(operands, program.operands, strict=True) if kind == "cols")
+    n = (
+        n
+        if n is not None
+        else next(t.shape[-2] for t, kind in zip(operands, program.operands, strict=True) if kind == "rows")
+    )
+    k = (
+        k
+        if k is not None
+        else next(t.shape[-2] for t, kind in zip(operands, program.operands, strict=True) if kind == "cols")
+    )
     dtypes = dtypes or [operands[0].dtype] * len(program.outputs)
     assert loops.why_not(program, operands) is None
     with select.using(**tiles) if tiles else contextlib.nullcontext():
@@ -30,7 +39,9 @@ def assert_same(program, operands, batch=(), n=None, k=None, dtypes=None, tiles=
             # max-norm: relative to the largest finite value of the tensor
             scale = float(b.double()[b.isfinite()].abs().max()) if bool(b.isfinite().any()) else 1.0
             tol = (tolerance or TOLERANCE[lowest]) * max(scale, 1e-6)
-            torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=tol, equal_nan=True, msg=lambda m, i=i: f"result {i}: {m}")
+            torch.testing.assert_close(
+                a.double(), b.double(), rtol=0, atol=tol, equal_nan=True, msg=lambda m, i=i: f"result {i}: {m}"
+            )
         else:
             assert torch.equal(a, b), (i, (a != b).nonzero()[:5], a[a != b][:5], b[a != b][:5])
     return ours

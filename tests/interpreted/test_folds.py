@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import assert_same, both
+
 from tilefold import folds
 from tilefold.program import Const, Data, Index, Leaf, Mask, Output, Program, op
 
@@ -106,7 +107,9 @@ def test_infinities_and_nan_stay_in_their_rows(fold):
     row[6] = float("inf")
     payload = fold == "softmax_sum"
     kinds = ("rows", "cols", "cols", "row", "col") if payload else ("rows", "cols", "row", "col")
-    s = Leaf(0, 1) + op("where", op("lt", Index("row"), 10), Data(3 if payload else 2, "row"), Data(4 if payload else 3, "col"))
+    s = Leaf(0, 1) + op(
+        "where", op("lt", Index("row"), 10), Data(3 if payload else 2, "row"), Data(4 if payload else 3, "col")
+    )
     program = Program(kinds, (Output(fold, s, FOLDS[fold], 2 if payload else None),))
     assert_same(program, [x, y, *([v] if payload else []), row, col], tiles=SMALL)
 
@@ -130,7 +133,10 @@ def test_ties_go_to_the_lowest_column_whatever_tile_comes_first():
 
 
 def test_minus_infinity_is_still_a_column():
-    outputs = (Output("argmax", Const(-float("inf")) + Leaf(0, 1) * 0.0), Output("topk", Const(-float("inf")) + Leaf(0, 1) * 0.0, (("k", 3),)))
+    outputs = (
+        Output("argmax", Const(-float("inf")) + Leaf(0, 1) * 0.0),
+        Output("topk", Const(-float("inf")) + Leaf(0, 1) * 0.0, (("k", 3),)),
+    )
     ours = assert_same(Program(("rows", "cols"), outputs), tensors(5, 30, 3)[:2], tiles=SMALL)
     assert torch.equal(ours[1], torch.zeros(5, dtype=torch.int64))
 

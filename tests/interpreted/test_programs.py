@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from helpers import assert_same
+
 from tilefold.execute import eager
 from tilefold.execute import triton as loops
 from tilefold.program import Const, Data, Index, Leaf, Mask, Output, Program, Size, op
@@ -32,7 +33,7 @@ def gradient_tensors(q_batch, k_batch, n, k, d, dv, dtype=torch.float32):
 
 @pytest.mark.parametrize("batch", [(2,), (2, 3)])
 def test_batch(batch):
-    make = lambda *s: torch.randn(*batch, *s)  # noqa: E731
+    make = lambda *s: torch.randn(*batch, *s)
     assert_same(ATTENTION, [make(20, 8), make(30, 8), make(30, 5)], batch)
 
 
@@ -60,7 +61,9 @@ def test_attention_gradient(dtype):
 
 def test_gradient_of_grouped_heads_sums_over_the_group():
     program = attention_gradient()
-    ours = assert_same(program, gradient_tensors((2, 3), (2, 1), 20, 33, 8, 5), (2, 3), dtypes=[torch.float32] * 3, tiles=SMALL)
+    ours = assert_same(
+        program, gradient_tensors((2, 3), (2, 1), 20, 33, 8, 5), (2, 3), dtypes=[torch.float32] * 3, tiles=SMALL
+    )
     assert ours[1].shape == (2, 1, 33, 8)
 
 
@@ -69,7 +72,13 @@ def test_gradient_of_operands_without_batch():
 
 
 def test_gradient_with_split_columns():
-    assert_same(attention_gradient(), gradient_tensors((2,), (1,), 20, 70, 8, 5), (2,), dtypes=[torch.float32] * 3, tiles={**SMALL, "splits": 2})
+    assert_same(
+        attention_gradient(),
+        gradient_tensors((2,), (1,), 20, 70, 8, 5),
+        (2,),
+        dtypes=[torch.float32] * 3,
+        tiles={**SMALL, "splits": 2},
+    )
 
 
 MASKS = {
@@ -86,7 +95,9 @@ MASKS = {
 def test_masks_forward_and_backward(name):
     program = Program(ATTENTION.operands, ATTENTION.outputs, MASKS[name])
     assert_same(program, [torch.randn(50, 8), torch.randn(70, 8), torch.randn(70, 5)], tiles=SMALL)
-    assert_same(attention_gradient(MASKS[name]), gradient_tensors((), (), 50, 70, 8, 5), dtypes=[torch.float32] * 3, tiles=SMALL)
+    assert_same(
+        attention_gradient(MASKS[name]), gradient_tensors((), (), 50, 70, 8, 5), dtypes=[torch.float32] * 3, tiles=SMALL
+    )
 
 
 def test_packed_segments_from_row_data():
@@ -105,7 +116,9 @@ def test_lengths_per_batch_entry():
     lengths = torch.tensor([0, 13, 40])[:, None, None]
     mask = Mask("row", None, Data(3, "scalar", "int"))
     program = Program((*ATTENTION.operands, "scalar"), ATTENTION.outputs, mask)
-    ours = assert_same(program, [torch.randn(3, 20, 8), torch.randn(3, 40, 8), torch.randn(3, 40, 5), lengths], (3,), tiles=SMALL)
+    ours = assert_same(
+        program, [torch.randn(3, 20, 8), torch.randn(3, 40, 8), torch.randn(3, 40, 5), lengths], (3,), tiles=SMALL
+    )
     assert torch.all(ours[0][0] == 0) and torch.all(ours[1][0] == -float("inf"))
 
 
@@ -131,13 +144,26 @@ def test_block_table():
 def test_bias_and_its_gradient():
     kinds = ("rows", "cols", "tile", "row", "col", "scalar")
     s = Leaf(0, 1) * Data(5, "scalar") + Data(2, "tile") + Data(3, "row") - Data(4, "col")
-    operands = [torch.randn(2, 3, 20, 8), torch.randn(3, 30, 8), torch.randn(3, 20, 30), torch.randn(2, 1, 20, 1), torch.randn(1, 30), torch.randn(3, 1, 1)]
+    operands = [
+        torch.randn(2, 3, 20, 8),
+        torch.randn(3, 30, 8),
+        torch.randn(3, 20, 30),
+        torch.randn(2, 1, 20, 1),
+        torch.randn(1, 30),
+        torch.randn(3, 1, 1),
+    ]
     assert_same(Program(kinds, (Output("logsumexp", s),)), operands, (2, 3))
     w = op("tanh", s)
     outputs = (
         Output("sum", w, (), None, "tile", 2), Output("sum", w, (), None, "row", 3), Output("sum", w, (), None, "col", 4), Output("sum", w * Leaf(0, 1), (), None, "row", 5),
     )  # fmt: skip
-    assert_same(Program(kinds, outputs, Mask("row", None, Index("row") + 5)), operands, (2, 3), dtypes=[torch.float16] + [torch.float32] * 3, tolerance=1e-3)
+    assert_same(
+        Program(kinds, outputs, Mask("row", None, Index("row") + 5)),
+        operands,
+        (2, 3),
+        dtypes=[torch.float16] + [torch.float32] * 3,
+        tolerance=1e-3,
+    )
 
 
 def test_boolean_tile_and_broadcast_rows():
@@ -165,7 +191,12 @@ UNARY = "exp exp2 log log2 log1p expm1 sqrt rsqrt reciprocal tanh sigmoid relu e
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_operation(name, dtype):
-    values = torch.cat((torch.linspace(-8, 8, 33), torch.tensor([0.0, 1e-4, -1e-4, 1e-7, 0.3, -0.3, 0.6, -0.6, 30.0, -30.0, math.inf, -math.inf, math.nan]))).to(dtype)
+    values = torch.cat(
+        (
+            torch.linspace(-8, 8, 33),
+            torch.tensor([0.0, 1e-4, -1e-4, 1e-7, 0.3, -0.3, 0.6, -0.6, 30.0, -30.0, math.inf, -math.inf, math.nan]),
+        )
+    ).to(dtype)
     if name in ("log", "log2", "sqrt", "rsqrt"):
         values = values.abs()
     if name == "log1p":
@@ -176,10 +207,15 @@ def test_operation(name, dtype):
     s = op("where", op("eq", Index("col"), Index("row")), out, 0.0) + Leaf(0, 1) * 0.0
     k = len(values)
     operands = [torch.zeros(k, 1, dtype=dtype), torch.zeros(k, 1, dtype=dtype), values[None]]
-    program = Program(("rows", "cols", "col"), (Output("gather", op("where", op("eq", Index("col"), Index("row")), s, -float("inf"))),))
+    program = Program(
+        ("rows", "cols", "col"),
+        (Output("gather", op("where", op("eq", Index("col"), Index("row")), s, -float("inf"))),),
+    )
     (ours,) = loops.run(program, operands, (), k, k, [dtype])
     (theirs,) = eager.run(program, operands, (), k, k, [dtype])
-    torch.testing.assert_close(ours, theirs, rtol=8 * torch.finfo(dtype).eps, atol=0 if name not in ("sin", "cos") else 1e-6, equal_nan=True)
+    torch.testing.assert_close(
+        ours, theirs, rtol=8 * torch.finfo(dtype).eps, atol=0 if name not in ("sin", "cos") else 1e-6, equal_nan=True
+    )
 
 
 def test_binary_operations():
@@ -208,7 +244,10 @@ def test_noise_of_samples():
     kinds = ("rows", "cols", "row", "row")
     seed = torch.tensor([5, -3, 2**40 + 17] * 6 + [0, 1])[:, None]
     stream = torch.arange(20)[:, None] * 7919 % 2**33
-    for noise in (op("gumbel", Const(1234567890123), Index("row"), Const(0), Index("col")), op("gumbel", Data(2, "row", "int"), Data(3, "row", "int"), Const(5), Index("col"))):
+    for noise in (
+        op("gumbel", Const(1234567890123), Index("row"), Const(0), Index("col")),
+        op("gumbel", Data(2, "row", "int"), Data(3, "row", "int"), Const(5), Index("col")),
+    ):
         program = Program(kinds, (Output("topk", noise + Leaf(0, 1) * 0.0, (("k", 30),)),))
         assert_same(program, [torch.zeros(20, 1), torch.zeros(30, 1), seed, stream], tolerance=1e-6)
 
@@ -223,9 +262,16 @@ def test_labels_of_64_bits_compare_with_columns():
 def test_another_number_is_the_same_kernel():
     from tilefold.execute.triton import generate
 
-    made = {generate.source_of(Program(("rows", "cols"), (Output("logsumexp", op("tanh", Leaf(0, 1) * c) * d),)), False).text for c, d in ((0.3, 7.0), (0.7, 30.0))}
+    made = {
+        generate.source_of(
+            Program(("rows", "cols"), (Output("logsumexp", op("tanh", Leaf(0, 1) * c) * d),)), False
+        ).text
+        for c, d in ((0.3, 7.0), (0.7, 30.0))
+    }
     assert len(made) == 1
-    assert "tanh" in loops.generated_source(Program(("rows", "cols"), (Output("logsumexp", op("tanh", Leaf(0, 1) * 0.3)),)))
+    assert "tanh" in loops.generated_source(
+        Program(("rows", "cols"), (Output("logsumexp", op("tanh", Leaf(0, 1) * 0.3)),))
+    )
 
 
 def test_a_fold_without_triton_form_is_named():

@@ -452,13 +452,14 @@ def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context,
             if o.payload is None:
                 results[j].add(here.box, (slice(here.k0, here.k1),), s.sum(-2))
             else:
-                results[j].add_product(here.box, slice(here.k0, here.k1), s.mT, here.operand(o.payload, "rows"))
+                v = _without(here.operand(o.payload, "rows"), hidden, -1)
+                results[j].add_product(here.box, slice(here.k0, here.k1), s.mT, v)
         elif o.payload is None:
             states[j] = fold.step(states[j], s, here.columns if fold.sees_columns else _NOTHING, seen if fold.sees_mask else None, own)
         else:
             cols = here.columns if fold.sees_columns else _NOTHING
             states[j], alpha, p = fold.step(states[j], s, cols, seen if fold.sees_mask else None, own)
-            acc, v = accs[j], here.operand(o.payload, "cols")
+            acc, v = accs[j], _without(here.operand(o.payload, "cols"), hidden, -2)
             assert acc is not None
             if alpha is not None:
                 acc.mul_(alpha.unsqueeze(-1))
@@ -466,6 +467,14 @@ def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context,
                 acc[0].addmm_(p[0], v[0])
             else:
                 acc.baddbmm_(p, v.expand(acc.shape[0], -1, -1))
+
+
+def _without(v: Tensor, hidden: Tensor | None, axis: int) -> Tensor:
+    """A payload tile with 0 in the rows that nobody in this tile sees: padding may hold anything, and 0 * NaN is NaN."""
+    if hidden is None:
+        return v
+    unseen = hidden.all(axis)
+    return v.masked_fill(unseen.unsqueeze(-1), 0.0) if bool(unseen.any()) else v
 
 
 def _alone(fold: folds.Fold, box: _Box, state: Any, acc: Tensor | None, dtype: torch.dtype) -> Iterator[Tensor]:

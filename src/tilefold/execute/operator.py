@@ -187,6 +187,13 @@ class _Fold(torch.autograd.Function):
         return (None, None, None, *pull_back(ctx.program, ctx.sizes, operands, results, grads, needs))
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise GradientError(
+            "jvp: a forward-mode derivative through a fold was asked for; only reverse mode (backward, torch.func.grad) is defined. "
+            "Use s.materialize() for a score matrix that fits in memory."
+        )
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], program: str, sizes: Sequence[int], dtypes: str, *operands: Tensor) -> Any:
         moved = _batched(info.batch_size, in_dims[3:], operands, len(sizes), False)
         out = _Fold.apply(program, [info.batch_size, *sizes], dtypes, *moved)

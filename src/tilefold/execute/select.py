@@ -1,9 +1,9 @@
 """Tiles of the portable loops, computed: from the sizes of a Program's operands, what its folds hold in registers, and the machine.
 
-    registers   a tile of scores per leaf and output, the accumulators, the state: spread over the threads of a block, each of which has
-                about REGISTER_SHARE of its registers for them
-    shared      the resident rows, and `stages` tiles of what is streamed
-    blocks      a split of the columns where the rows alone would leave units idle
+registers   a tile of scores per leaf and output, the accumulators, the state: spread over the threads of a block, each of which has
+            about REGISTER_SHARE of its registers for them
+shared      the resident rows, and `stages` tiles of what is streamed
+blocks      a split of the columns where the rows alone would leave units idle
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def block(d: int, largest: int = 1 << 30) -> int:
 @functools.lru_cache(maxsize=4096)
 def tiles(need: Need, limits: Limits, override: tuple[tuple[str, Any], ...] = ()) -> Tiles:
     """The tiles of the row loop for a launch."""
-    chosen = _interpreter(need) if limits.matrix == 0 else _slow(need, limits) if need.slow_product else _fast(need, limits)
+    chosen = (
+        _interpreter(need) if limits.matrix == 0 else _slow(need, limits) if need.slow_product else _fast(need, limits)
+    )
     if not override:
         return chosen
     made = replace(chosen, **{k: v for k, v in dict(override).items() if hasattr(chosen, k)})
@@ -130,42 +132,55 @@ def _slices(need: Need, largest: int) -> tuple[int, ...]:
 
 def _interpreter(need: Need) -> Tiles:
     d = max((d for d, _ in need.rows), default=0)
-    return Tiles(32, 32, 64, _slices(need, PAYLOAD_SLICE), d <= RESIDENT_D, 4, 1, "the interpreter: small, so that tests see many")
+    return Tiles(
+        32,
+        32,
+        64,
+        _slices(need, PAYLOAD_SLICE),
+        d <= RESIDENT_D,
+        4,
+        1,
+        "the interpreter: small, so that tests see many",
+    )
 
 
 def _slow(need: Need, limits: Limits) -> Tiles:
-    """Products by multiply-add: the inner step is unrolled over all of a tile's features, so those are few."""
-    bdv = _slices(need, 128)
-    wide = max(bdv, default=0)
-    bn, bk = (64, 64) if wide <= 64 and need.leaves <= 1 and need.wide == 4 else (32, 32)
+    """Products by multiply-add: the inner steps are unrolled, so that larger tiles take many seconds to compile."""
+    bdv = _slices(need, 64)
+    bn, bk = (32, 32) if bdv or need.wide == 8 else (64, 32)
     d = max((d for d, _ in need.rows), default=0)
-    return Tiles(bn, bk, 16 if need.wide == 8 else 32, bdv, d <= 32, 4, 1, "no matrix units for this type: small tiles, few features a step")
+    reason = "no matrix units for this type: small tiles, 16 features a step"
+    return Tiles(bn, bk, 16, bdv, d <= 16, 4, 1, reason)
 
 
 def _fast(need: Need, limits: Limits) -> Tiles:
     if max((d for d, _ in need.rows), default=0) > RESIDENT_D:
         return _streamed(need, limits)
     bdv = _slices(need, PAYLOAD_SLICE)
-    best, least, shown = Tiles(32, 32, 64, bdv, True, 4, 1), math.inf, (0.0, 0.0, 0.0, 1)
+    best: Tiles | None = None
+    least, shown = math.inf, (0.0, 0.0, 0.0, 1)
     for bn, bk, warps, stages in itertools.product((128, 64, 32), (256, 128, 64, 32), (8, 4), (3, 2, 1)):
         t = Tiles(bn, bk, 64, bdv, True, warps, stages)
         found = clocks(need, t, limits)
         if found is not None and found[0] < least:
             best, least, shown = t, found[0], found[1:]
+    if best is None:
+        return _streamed(need, limits)
     matrix, vector, load, blocks = shown
     return replace(
         best,
-        reason=f"{shared(need, best) >> 10} of {limits.shared >> 10} KiB shared, about {registers(need, best, limits)} of "
+        reason=f"{shared(need, best, limits.warp) >> 10} of {limits.shared >> 10} KiB shared, about {registers(need, best, limits)} of "
         f"{limits.threads_registers} registers, {blocks} blocks a unit; clocks a tile: products {matrix:.0f}, arithmetic {vector:.0f}, loads {load:.0f}",
     )
 
 
-def shared(need: Need, t: Tiles) -> int:
+def shared(need: Need, t: Tiles, lanes: int = 32) -> int:
     """Bytes of shared memory: resident rows, streamed tiles, and a weight tile that goes from one product to the next."""
     rows = sum(t.bn * block(d) * size for d, size in need.rows)
     cols = sum(t.bk * block(d) * size for d, size in need.cols)
     pay = sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if not whole)
-    return rows + t.stages * (cols + pay)
+    # with the warps of 64 lanes of gfx942 one stage waits in registers
+    return rows + max(1, t.stages - lanes // 64) * (cols + pay)
 
 
 def registers(need: Need, t: Tiles, limits: Limits) -> int:
@@ -177,7 +192,9 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
     accumulators = sum(t.bn * b * words for b in t.bdv)
     state = t.bn * need.state * 4  # each of four lanes that share a row keeps a copy
     pay = sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if not whole)
-    addresses = 2 * (sum(t.bk * block(d) * size for d, size in need.cols) + pay) // 16  # 64 bits for each 16 bytes of a tile
+    addresses = (
+        2 * (sum(t.bk * block(d) * size for d, size in need.cols) + pay) // 16
+    )  # 64 bits for each 16 bytes of a tile
     return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS + 6 * max(0, t.stages - 2)
 
 
@@ -190,7 +207,9 @@ def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, f
 
     Where two blocks share a unit, one's arithmetic runs beside the other's products; a block alone overlaps a quarter of it.
     """
-    held = shared(need, t)
+    held = shared(need, t, limits.warp)
+    if limits.matrix == 10:
+        held += len(t.bdv) * t.bn * t.bk * 4  # weights and factors go through shared memory to the tensor memory
     if held > limits.shared - 1024:
         return None
     r = registers(need, t, limits)
@@ -200,14 +219,23 @@ def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, f
         return None  # a group of four warps issues one product of 64 rows
     threads = t.warps * limits.warp
     blocks = int(min(limits.shared // max(held, 1), 65536 // (threads * min(255, r + SLACK)), 4))
-    matrix = 2.0 * t.bn * t.bk * (sum(block(d) for d, _ in need.rows) / max(1, len(need.rows)) * need.leaves + sum(t.bdv)) / FLOPS
+    matrix = (
+        2.0
+        * t.bn
+        * t.bk
+        * (sum(block(d) for d, _ in need.rows) / max(1, len(need.rows)) * need.leaves + sum(t.bdv))
+        / FLOPS
+    )
     vector = t.bn * t.bk * (need.ops / OPS + need.exps / EXPS)
-    loaded = (held - sum(t.bn * block(d) * size for d, size in need.rows)) / t.stages
+    step = replace(t, stages=1)
+    loaded = shared(need, step) - sum(t.bn * block(d) * size for d, size in need.rows)  # bytes of one step
     # every 64 rows of a product read their columns again; rows come from shared memory, weights from registers
     read = sum(t.bn * block(d) * size for d, size in need.rows) + t.bn / 64 * loaded
     read += t.bn / 64 * sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if whole)
     load = max(loaded / BYTES, (loaded + read) / SHARED_BYTES)
-    small = 1.0 + 24.0 / t.bk + (0.06 if t.stages == 2 else 0.3 if t.stages == 1 else 0.0)  # what a step costs beside its work
+    small = (
+        1.0 + 24.0 / t.bk + (0.06 if t.stages == 2 else 0.3 if t.stages == 1 else 0.0)
+    )  # what a step costs beside its work
     total = max(matrix, vector, load) + 0.15 * min(matrix, vector) if blocks >= 2 else max(matrix, load) + 0.75 * vector
     return total * small * 16384 / (t.bn * t.bk), matrix, vector, load, max(1, blocks)
 
@@ -216,21 +244,23 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
     size = max(size for _, size in (*need.rows, *need.cols))
     bdv = _slices(need, PAYLOAD_SLICE)
     if need.payloads:
-        wide = max(bdv)
-        bn, bk = (64, 128) if wide > 128 or need.leaves > 1 else (128, 128)
+        bn, bk = (64, 64) if max(bdv) > 128 or need.leaves > 1 else (128, 64)
     else:
-        bn, bk = (128, 256) if need.leaves == 1 and not need.lists else (128, 128)
+        bn, bk = (128, 256) if need.leaves == 1 and not need.lists and limits.shared > 100 << 10 else (128, 128)
     bd = max(16, 128 // size)
-    stages = 4
-    while stages > 1 and stages * (bn + bk) * bd * size + sum(bk * b * 2 for b in bdv) > limits.shared - 2048:
+    stages = 3  # 128 x 256 x 64 with three: 714 TFLOP/s beside 710 of cuBLAS on an H200, bfloat16 (2026)
+    waiting = limits.warp // 64
+
+    def held(stages: int) -> int:
+        return max(1, stages - waiting) * (
+            (bn + bk) * bd * size + sum(bk * b * s for b, (_, s, _) in zip(bdv, need.payloads, strict=True))
+        )
+
+    while stages > 1 and held(stages) > limits.shared - 2048:
         stages -= 1
-    if limits.shared < 100 << 10 and bk == 256:
-        bk = 128
-    return Tiles(bn, bk, bd, bdv, False, 8, min(stages, 3), f"{d_text(need)} features: both sides streamed, {bd * size} bytes a step", described=limits.matrix >= 9)
-
-
-def d_text(need: Need) -> str:
-    return str(max(d for d, _ in need.rows))
+    features = max(d for d, _ in need.rows)
+    reason = f"{features} features: both sides streamed, {bd * size} bytes a step"
+    return Tiles(bn, bk, bd, bdv, False, 8, stages, reason, described=limits.matrix >= 9)
 
 
 def split(row_blocks: int, k: int, t: Tiles, limits: Limits, summed: bool) -> tuple[int, int, int]:

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from torch import Tensor
 
 from ..errors import OptionError, ShapeError, explain
 from ..folds import SoftmaxSum
 from ..scores import fold, mask, scores
-from ..scores.api import autocast
+from ..scores.core import autocast
 from ..scores.mask import ALIGNMENTS, Mask
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Causal = bool | Literal["top_left", "bottom_right"]
 
 
-@overload
-def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ..., **options: Any) -> Tensor: ...
+class Options(TypedDict, total=False):
+    causal: Causal
+    scale: float | Tensor | None
+    window: tuple[int | None, int | None] | None
+    softcap: float | None
+    bias: Tensor | None
+    mask: Tensor | Mask | None
+
+
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Any
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ..., **options: Unpack[Options]
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -76,7 +90,7 @@ def attention(
     grouped = heads != kv_heads
     per_head = _Heads(heads, kv_heads)
     if grouped:
-        q, k, v = q.unflatten(1, (kv_heads, -1)), k.unsqueeze(2), v.unsqueeze(2)
+        q, k, v = q.reshape(q.shape[0], *per_head.groups, *q.shape[2:]), k.unsqueeze(2), v.unsqueeze(2)
     s = scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else per_head("scale", scale))
     s = s.softcap(softcap)
     if bias is not None:
@@ -130,6 +144,10 @@ class _Heads:
                 return masks.Blocks(self._split(argument, m.table, -3), m.size)
         return m
 
+    @property
+    def groups(self) -> tuple[int, int]:
+        return self.kv_heads, self.heads // self.kv_heads
+
     def _split(self, argument: str, t: Tensor, dim: int) -> Tensor:
         if t.dim() < -dim:
             return t
@@ -139,4 +157,5 @@ class _Heads:
             )
         if self.heads == self.kv_heads:
             return t
-        return t.unsqueeze(dim) if t.shape[dim] == 1 else t.unflatten(dim, (self.kv_heads, -1))
+        groups = (1, 1) if t.shape[dim] == 1 else self.groups
+        return t.reshape(*t.shape[:dim], *groups, *t.shape[dim + 1 or t.dim() :])

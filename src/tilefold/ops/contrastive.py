@@ -45,9 +45,11 @@ def contrastive_loss(
         a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
     s = scores(a, b) * scale + bias
     if kind == "siglip":
-        signed = torch.where(row_index() == col_index(), s, -s)
-        return -fold(signed.logsigmoid(), Sum()).sum() / a.shape[0]
+        signed = row_index().eq(col_index()).where_else(s, -s)
+        total: Tensor = fold(signed.logsigmoid(), Sum()).sum()
+        return -total / a.shape[0]
     # the pair's own score comes from the same pass: softmax - 1 is subtracted before anything is rounded to a's type
     pairs = torch.arange(a.shape[0], device=a.device)
     (lse, own), (lse_t, own_t) = (fold(x, LogSumExp(), Gather(pairs)) for x in (s, s.mT))
-    return ((lse - own) + (lse_t - own_t)).mul(0.5).mean()
+    loss: Tensor = (lse - own) + (lse_t - own_t)
+    return loss.mul(0.5).mean()

@@ -143,7 +143,7 @@ def _soft(
     else:
         own, w = own * weight, weight.to(lse.dtype)
         mass = (p @ w) * (1.0 - label_smoothing) + w.sum() * (label_smoothing / classes)
-    loss = lse * mass - fold(own, Sum())
+    loss: Tensor = lse * mass - fold(own, Sum())
     if z_loss:
         loss = loss + z_loss * lse.square()
     if reduction == "none":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -50,7 +52,7 @@ def _direct(x: Tensor, y: Tensor, index: Tensor, metric: str) -> Tensor:
     parts = []
     for start in range(0, x.shape[-2], chunk):
         at = index[..., start : start + chunk, :]
-        picked = torch.take_along_dim(y, at.flatten(-2).unsqueeze(-1), -2).unflatten(-2, at.shape[-2:]).to(wide)
+        picked = torch.take_along_dim(y, at.flatten(-2).unsqueeze(-1), -2).reshape(*at.shape, d).to(wide)
         row = x[..., start : start + chunk, :].unsqueeze(-2).to(wide)
         parts.append(_METRIC[metric](row, picked))
     return torch.cat(parts, -1 - 1) if parts else index.new_zeros(index.shape, dtype=wide)
@@ -61,7 +63,7 @@ def _root(square: Tensor) -> Tensor:
     return torch.where(apart, torch.where(apart, square, 1.0).sqrt(), 0.0)
 
 
-_METRIC = {
+_METRIC: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "dot": lambda a, b: (a * b).sum(-1),
     "cosine": lambda a, b: torch.nn.functional.cosine_similarity(a, b, dim=-1),
     "sqeuclidean": lambda a, b: (a - b).square().sum(-1),

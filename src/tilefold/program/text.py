@@ -11,8 +11,6 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torch.compiler import assume_constant_result
-
 from .expr import Const, Data, Expr, Index, Leaf, Size, op, remap, rewrite, transpose, walk
 from .program import Mask, Output, Program, dump_nodes, load_nodes
 
@@ -28,7 +26,9 @@ def constant(fn: F) -> F:
     def call(*args: Any) -> Any:
         return cached(*args)
 
-    return assume_constant_result(call)  # type: ignore[no-any-return]
+    # torch.compiler.assume_constant_result sets this mark, and imports the compiler (seconds) to do so
+    call._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
 @functools.lru_cache(maxsize=8192)

@@ -16,7 +16,7 @@ from ..folds.fold import Fold
 from ..folds.lower import lowered
 from ..folds.topk import COMBINABLE_K, MAX_K
 from ..program import text
-from .core import Normalized, Scores, _same_device, broadcast, number
+from .core import Normalized, Scores, _same_device, autocast, broadcast, number
 from .debug import can_look_at
 
 METRICS = ("dot", "cosine", "sqeuclidean", "euclidean")
@@ -57,14 +57,6 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
     dtype = x.dtype if x.dtype == y.dtype else torch.promote_types(x.dtype, y.dtype)
     s = Scores((x, y), ("rows", "cols"), text.leaf(0, 1), None, tuple(batch), x.shape[-2], y.shape[-2], dtype)
     return s if metric == "dot" else _METRIC[metric](s, x, y)
-
-
-def autocast(t: Tensor) -> Tensor:
-    """The tensor in the type that torch's matmul would compute in."""
-    kind = t.device.type
-    if torch.is_autocast_enabled(kind) and t.dtype != torch.float64:
-        return t.to(torch.get_autocast_dtype(kind))
-    return t
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -259,6 +251,8 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
     for f in every:
         k = getattr(f, "k", None)
         if k is not None and f.name in ("topk", "bottomk"):
+            if not isinstance(k, int):
+                raise OptionError(explain("k", f"{k!r}, a {type(k).__name__}", "an int"))
             if not 1 <= k <= MAX_K:
                 raise OptionError(explain("k", str(k), f"1 to {MAX_K}"))
             if k > s._k:

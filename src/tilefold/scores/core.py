@@ -12,6 +12,7 @@ from .. import folds
 from ..errors import FoldError, OptionError, ShapeError, explain
 from ..program import text
 from . import mask as masks
+from .debug import can_look_at
 
 Number = float | int | bool
 TOO_MANY = "call .materialize() if the [N, K] matrix fits in memory"
@@ -273,6 +274,14 @@ def number(value: Any) -> str:
     raise TypeError(explain("operand", type(value).__name__, "a number, a tensor, or scores"))
 
 
+def autocast(t: Tensor) -> Tensor:
+    """The type that torch's matmul would compute in under autocast."""
+    kind = t.device.type
+    if torch.is_autocast_enabled(kind) and t.dtype != torch.float64:
+        return t.to(torch.get_autocast_dtype(kind))
+    return t
+
+
 def type_name(dtype: torch.dtype) -> str:
     return "float" if dtype.is_floating_point else "bool" if dtype == torch.bool else "int"
 
@@ -511,6 +520,8 @@ class Scores(Pointwise):
         if rows.shape[-1] != self._n or cols.shape[-1] != self._k:
             was = f"shapes {tuple(rows.shape)} and {tuple(cols.shape)}"
             raise ShapeError(explain("segments(rows, cols)", was, f"[.., {self._n}] and [.., {self._k}]"))
+        if can_look_at(cols) and bool((cols[..., 1:] < cols[..., :-1]).any()):
+            raise OptionError(explain("segments(cols)", "numbers that decrease", "numbers that never decrease: packed segments in order"))
         lead = broadcast(rows.shape[:-1], cols.shape[:-1], "segments(rows, cols)")
         rows, cols = rows.expand(*lead, self._n).contiguous(), cols.expand(*lead, self._k).contiguous()
         start = torch.searchsorted(cols, rows, side="left")
@@ -747,6 +758,7 @@ class Scores(Pointwise):
 
         if not isinstance(other, Tensor):
             raise TypeError(explain("matmul(scores, other)", type(other).__name__, "a tensor [.., K, Dv]"))
+        other = autocast(other)
         if other.dim() == 1:
             return fold(self, make(other.unsqueeze(-1))).squeeze(-1)
         return fold(self, make(other))
@@ -769,11 +781,11 @@ class Scores(Pointwise):
 class Normalized(Pointwise):
     """Lazy softmax or log-softmax of scores. `p @ v` is one softmax-weighted sum; anything else uses exp(s - lse) or s - lse."""
 
-    __slots__ = ("_made", "dim_", "log", "source")
+    __slots__ = ("_made", "dim_", "is_log", "source")
 
-    def __init__(self, source: Scores, dim: int, log: bool) -> None:
-        source._along(dim, "log_softmax" if log else "softmax")
-        self.source, self.log, self.dim_ = source, log, source._dim(dim)
+    def __init__(self, source: Scores, dim: int, is_log: bool) -> None:
+        source._along(dim, "log_softmax" if is_log else "softmax")
+        self.source, self.is_log, self.dim_ = source, is_log, source._dim(dim)
         self._made: Scores | None = None
 
     @property
@@ -786,7 +798,7 @@ class Normalized(Pointwise):
         if self._made is None:
             lse = self.source.logsumexp(self.dim_, keepdim=True)
             s = self.source.sub(lse)
-            self._made = s if self.log else s.exp()
+            self._made = s if self.is_log else s.exp()
         return self._made
 
     @property
@@ -812,7 +824,7 @@ class Normalized(Pointwise):
         return self.source.dim()
 
     def to(self, *args: Any, **kwargs: Any) -> Normalized:
-        return Normalized(self.source.to(*args, **kwargs), self.dim_, self.log)
+        return Normalized(self.source.to(*args, **kwargs), self.dim_, self.is_log)
 
     def type(self, dtype: torch.dtype) -> Normalized:
         return self.to(dtype)
@@ -821,7 +833,7 @@ class Normalized(Pointwise):
         return self.to(torch.float32)
 
     def matmul(self, other: Tensor) -> Tensor:
-        if self.log or not self.along_columns:
+        if self.is_log or not self.along_columns:
             return self.scores.matmul(other)
         return self.source._times(other, lambda v: folds.SoftmaxSum(v, neutral=False))
 
@@ -830,14 +842,14 @@ class Normalized(Pointwise):
     @property
     def mT(self) -> Normalized:
         turned = {self.source.dim() - 1: -2, self.source.dim() - 2: -1}[self.dim_]
-        return Normalized(self.source.mT, turned, self.log)
+        return Normalized(self.source.mT, turned, self.is_log)
 
     def transpose(self, dim0: int, dim1: int) -> Normalized:
         self.source.transpose(dim0, dim1)
         return self.mT
 
     def gather(self, dim: int, index: Tensor) -> Tensor:
-        if not (self.source._dim(dim) == self.dim_ and self.log and self.along_columns):
+        if not (self.source._dim(dim) == self.dim_ and self.is_log and self.along_columns):
             return self.scores.gather(dim, index)
         from .api import fold
 

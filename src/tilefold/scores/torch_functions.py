@@ -116,7 +116,7 @@ def _nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     reduction = _reduction(size_average, reduce, reduction)
-    if isinstance(logp, Normalized) and logp.log and logp.dim() == 2 and logp.along_columns:
+    if isinstance(logp, Normalized) and logp.is_log and logp.dim() == 2 and logp.along_columns:
         return _cross_entropy(logp.source, target, weight, None, ignore_index, None, reduction)
     from ..ops.cross_entropy import nll
 

@@ -29,7 +29,8 @@ def _no_blocks(s: Scores, what: str) -> None:
         raise FoldError(f"{what}: scores with a block mask can't be sliced or reshaped; slice first, then mask")
 
 
-def getitem(s: Scores, key: Any) -> Scores:
+def getitem(s: Scores, key: Any) -> Any:
+    """A view of the scores; two index tensors pick single scores, as they do from a tensor."""
     key = key if isinstance(key, tuple) else (key,)
     if key.count(None):
         raise FoldError(f"scores[None]: use scores.unsqueeze(dim) on a batch axis, or {TOO_MANY}")
@@ -40,11 +41,24 @@ def getitem(s: Scores, key: Any) -> Scores:
     if len(key) > s.dim():
         raise IndexError(explain("scores[...]", f"{len(key)} indices", f"at most {s.dim()}"))
     *lead, row, col = key
+    if isinstance(row, Tensor) and isinstance(col, Tensor):
+        return _pairs(s, lead, row, col)
     for axis, part in (("row", row), ("col", col)):
         s = _take(s, axis, part)
     for d in reversed(range(len(lead))):
         s = _take_batch(s, d, lead[d])
     return s
+
+
+def _pairs(s: Scores, lead: list[Any], row: Tensor, col: Tensor) -> Tensor:
+    """s[row, col] for two index tensors: one score for each pair."""
+    if lead or row.dtype == torch.bool or col.dtype == torch.bool or row.is_floating_point() or col.is_floating_point():
+        was = f"{len(lead)} batch axes, and tensors of {row.dtype} and {col.dtype}"
+        raise FoldError(explain("scores[rows, columns]", was, "2-D scores and two integer index tensors; or scores.gather"))
+    row, col = torch.broadcast_tensors(row, col)
+    at = torch.where(col < 0, col + s._k, col).reshape(-1, 1)
+    rows = torch.where(row < 0, row + s._n, row).reshape(-1)
+    return _select(s, "row", rows, s._n).gather(-1, at).reshape(row.shape)
 
 
 def _take(s: Scores, axis: str, part: Any) -> Scores:

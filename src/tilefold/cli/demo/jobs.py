@@ -101,7 +101,7 @@ def embed(step: Step, model: MiniLM, stock: Any, text: list[str]) -> tuple[Tenso
         x = model.embed(tokens, tf.attention, done)
 
     def encode(part: Sequence[int]) -> Tensor:
-        out = stock.encode([text[i] for i in part], batch_size=WARM, convert_to_tensor=True, show_progress_bar=False)
+        out = stock.encode([text[i] for i in part], convert_to_tensor=True, show_progress_bar=False)
         assert isinstance(out, Tensor)
         return out.clone()  # out of inference mode
 

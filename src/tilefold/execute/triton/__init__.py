@@ -1,7 +1,7 @@
 """The portable Triton executor: `run` has the signature and the results of eager.run.
 
-    generate.py   the source of a Program's pointwise expressions          rows.py, tile.py   the loops
-    plan.py       tensors to launches                                      launch.py          compiling and launching
+generate.py   the source of a Program's pointwise expressions          rows.py, tile.py   the loops
+plan.py       tensors to launches                                      launch.py          compiling and launching
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from torch import Tensor
 from ... import folds
 from ...program import Program
 from .. import eager
-from . import generate, plan
-from .lists import run_long_list
+from . import generate, lists, plan
 
-__all__ = ["generated_source", "run", "why_not"]
+__all__ = ["explain_tiles", "generated_source", "run", "why_not"]
 
 
 def why_not(program: Program, operands: Sequence[Tensor]) -> str | None:
@@ -49,13 +48,28 @@ def run(
     if math.prod(batch) * n * k == 0 or any(t.shape[-1] == 0 for t in operands):
         return eager.run(program, operands, batch, n, k, payload_dtypes)
     if plan.long_list(program.outputs[0]):
-        return run_long_list(program, operands, batch, n, k)
+        return lists.run_long_list(program, operands, batch, n, k)
     launches, count = plan.plan(program, operands, batch, n, k, payload_dtypes)
     results: list[Tensor] = [operands[0]] * count
     device = operands[0].device
     for launch in launches:
         launch(operands, results, device)
     return results
+
+
+def explain_tiles(
+    program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int
+) -> tuple[str, ...]:
+    """The tiles of each launch, and why; nothing is computed."""
+    if math.prod(batch) * n * k == 0 or any(t.shape[-1] == 0 for t in operands):
+        return ("nothing to compute",)
+    if plan.long_list(program.outputs[0]):
+        return (lists.explain(program, operands, batch, n, k),)
+    types = [operands[0].dtype if o.payload is None else operands[o.payload].dtype for o in program.outputs]
+    launches, _ = plan.plan(program, operands, batch, n, k, types)
+    return tuple(
+        f"{launch.tiles}; {launch.grid} blocks" + (", columns split" if launch.merge else "") for launch in launches
+    )
 
 
 def generated_source(program: Program) -> str:

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from ... import folds
-from ...program import Const, Data, Expr, Index, Leaf, Op, Output, Program, Size, op, rewrite, walk
+from ...program import Const, Data, Expr, Index, Leaf, Op, Program, Size, op, rewrite, walk
 
 LITERALS = (0.0, 1.0, 2.0, -1.0, 0.5)
 ROW, COL = frozenset(("row",)), frozenset(("col",))
@@ -486,7 +486,7 @@ def cache_directory() -> Path:
     return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tilefold"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load(text: str) -> ModuleType:
     """The module of a generated source, written to the cache directory (or to a temporary one where that can't be written)."""
     name = "tilefold_" + hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -48,7 +48,9 @@ class Kernel:
         runtime = len(self.signature)
         signature = dict(zip(names, self.signature, strict=False)) | dict.fromkeys(names[runtime:], "constexpr")
         constants = {(runtime + i,): c for i, c in enumerate(self.constants)}
-        constants |= {(i,): None for i, t in enumerate(self.signature) if t == "constexpr"}  # an argument that is left out
+        constants |= {
+            (i,): None for i, t in enumerate(self.signature) if t == "constexpr"
+        }  # an argument that is left out
         attrs = {path: [["tt.divisibility", number]] for path, number in self.aligned.items()}
         return ASTSource(self.fn, signature=signature, constexprs=constants, attrs=attrs)
 
@@ -68,10 +70,34 @@ class Kernel:
                 self._compiled[index] = compiled
         stream = torch._C._cuda_getCurrentRawStream(index)
         if index == torch.cuda.current_device():
-            compiled.run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *self.constants)
+            compiled.run(
+                grid,
+                1,
+                1,
+                stream,
+                compiled.function,
+                compiled.packed_metadata,
+                None,
+                None,
+                None,
+                *args,
+                *self.constants,
+            )
         else:
             with torch.cuda.device(index):
-                compiled.run(grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *self.constants)
+                compiled.run(
+                    grid,
+                    1,
+                    1,
+                    stream,
+                    compiled.function,
+                    compiled.packed_metadata,
+                    None,
+                    None,
+                    None,
+                    *args,
+                    *self.constants,
+                )
 
 
 def tensors_device(tensors: Sequence[Tensor]) -> torch.device:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ... import folds
 from ...program import Output, Program
 from .. import select
 from . import plan, threshold
-from .launch import INTERPRETED, Kernel
+from .launch import Kernel
 
 BUFFER = 64 << 20
 SEGMENTS = 256 << 20  # bytes of kept chunks in a round of rows
@@ -45,7 +45,7 @@ class Choice:
     c: int = 0  # columns of a chunk
     splits: int = 1
     capacity: int = 0  # of a segment
-    groups: int = 1  # of the sample: its maxima are groups * BK numbers
+    groups: int = 1  # of the sample: its maxima are groups * BK / 2 numbers
 
 
 def rank(expected: float) -> int:
@@ -78,10 +78,11 @@ def choose(rows: int, k: int, best: int, t: select.Tiles, units: int, forced: bo
     tiles_k = math.ceil(k / t.bk)
     splits = t.splits or max(1, min(units // row_tiles, tiles_k // 8))
     splits = math.ceil(tiles_k / math.ceil(tiles_k / splits))
-    groups = min(tiles, max(splits, math.ceil(8 * r / t.bk)))
+    half = t.bk // 2  # numbers that a group of tiles leaves
+    groups = min(tiles, max(splits, math.ceil(8 * r / half)))
     tiles = tiles // groups * groups
     sample = tiles * t.bk
-    r = min(rank(needed * sample / k), groups * t.bk)
+    r = min(rank(needed * sample / k), groups * half)
     kept = r * k / sample
     most = k / sample * (r + 5 * math.sqrt(r) + 6) / (splits * t.bk // c)  # of a segment, in all but one row of about a million
     capacity = 1 << max(3, math.ceil(most + 6 * math.sqrt(most) + 4) - 1).bit_length()
@@ -111,13 +112,13 @@ class _Scores:
     key: str
     shared: dict[str, Any]
 
-    def kernel(self, fn: Any, more: Sequence[Any], marks: Sequence[int], warps: int, stages: int, **extra: Any) -> Kernel:
+    def kernel(self, fn: Any, more: Sequence[Any], marks: Sequence[int], warps: int, stages: int, cap: int = 0, **extra: Any) -> Kernel:
         """`more`: types of the arguments behind the operands; `marks`: which of them are pointers to whole allocations."""
         names = fn.arg_names[len(self.types) + len(more) :]
         values = self.constants | self.shared | extra
         at = len(self.types)
         return plan._kernel(
-            fn, [*self.types, *more], self.marks | {(at + m,): 16 for m in marks}, tuple(values[n] for n in names), self.key, warps, stages
+            fn, [*self.types, *more], self.marks | {(at + m,): 16 for m in marks}, tuple(values[n] for n in names), self.key, warps, stages, cap
         )
 
 
@@ -142,19 +143,24 @@ def prepare(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...]
 
 
 def tiles(given: select.Tiles, d: int, x_bytes: int, y_bytes: int, limits: select.Limits, slow: bool) -> select.Tiles:
-    """Rows and columns 128 each, as many stages as fit; what the row loop takes where there are no matrix units."""
+    """128 rows; 128 columns where two blocks fit a unit, so that one's compares run beside the other's products, else so many that
+    loads run at least two tiles ahead. Without matrix units what the row loop takes. x_bytes, y_bytes: of all features of a row, a column.
+    """
     forced = dict(select.forced())
     if limits.matrix == 0 or slow:
         made = select.Tiles(given.bn, given.bk, given.bd, (), given.resident, given.warps, given.stages)
+    elif d > select.RESIDENT_D:
+        stages = (limits.shared - 2048) // (256 * 64 * 2)
+        made = select.Tiles(128, 128, 64, (), False, 8, max(1, min(4, stages)))
     else:
-        resident = d <= select.RESIDENT_D
-        bn, bk, bd = 128, 128, 64
         room = limits.shared - 2048
-        stages = (room - (bn * x_bytes if resident else 0)) // (bk * y_bytes if resident else (bn + bk) * bd * 2)
-        if resident and stages < 2:
-            bk, stages = 64, (room - bn * x_bytes) // (64 * y_bytes)
-        made = select.Tiles(bn, bk, bd, (), resident, 8, max(1, min(3, stages)))
-    return select.Tiles(*(forced.get(f, getattr(made, f)) for f in ("bn", "bk", "bd", "bdv", "resident", "warps", "stages")), splits=forced.get("splits", 0))
+        fits = lambda bk, blocks: (room // blocks - 128 * x_bytes) // (bk * y_bytes)  # noqa: E731
+        if fits(128, 2) >= 2:
+            made = select.Tiles(128, 128, 64, (), True, 8, min(3, fits(128, 2)), cap=128 if limits.warp == 32 else 0)
+        else:
+            bk = next((b for b in (128, 64, 32) if fits(b, 1) >= 3), 32)
+            made = select.Tiles(128, bk, 64, (), True, 8, max(1, min(4, fits(bk, 1))))
+    return replace(made, **{f: v for f, v in forced.items() if f in ("bn", "bk", "bd", "resident", "warps", "stages", "cap", "splits")})
 
 
 @dataclass
@@ -203,7 +209,7 @@ def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
     slots = t.bk // c.c
     members = c.chunks * c.c
     part = min(members, 32 if limits.matrix == 0 else 64 if t.resident and sum(d[1] for d in s.constants["YDIM"]) > 128 else 128)
-    width = c.groups * t.bk
+    width = c.groups * t.bk // 2
     wide = max(2, 1 << (width - 1).bit_length())
     taus = max(1, 4096 // wide)
     length = 1 << (c.splits * c.capacity * slots - 1).bit_length()
@@ -215,9 +221,9 @@ def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
         )
     made = _Plan(
         s, c,
-        s.kernel(threshold.sample_kernel, ["*fp32", *numbers, *["i32"] * 6], [0], t.warps, t.stages),
+        s.kernel(threshold.sample_kernel, ["*fp32", *numbers, *["i32"] * 6], [0], t.warps, t.stages, t.cap),
         plan._kernel(threshold.tau_kernel, ["*fp32", "*fp32", "i32", "i32", "i32"], {(0,): 16, (1,): 16}, (taus, wide), "", 4, 1),
-        s.kernel(threshold.append_kernel, ["*fp32", "*i64", "*i32", *numbers, *["i32"] * 6], [0, 1, 2], t.warps, t.stages, C=c.c, ASM=limits.matrix > 0 and torch.version.hip is None),
+        s.kernel(threshold.append_kernel, ["*fp32", "*i64", "*i32", *numbers, *["i32"] * 6], [0, 1, 2], t.warps, t.stages, t.cap, C=c.c, ASM=limits.matrix > 0 and torch.version.hip is None),
         plan._kernel(
             threshold.select_kernel, ["*i64", "*i32", "*i32", "*i8", *["i32"] * 5], {(i,): 16 for i in range(4)},
             (c.capacity, t.bn, slots, length, c.chunks), "", 4 if length > 512 else 1, 1,
@@ -287,7 +293,7 @@ def phases(p: _Plan, operands: Sequence[Tensor], made: Sequence[Tensor], batch: 
     group = c.sample // t.bk // c.groups
     new = functools.partial(torch.empty, device=device)
     rows = rounds * t.bn
-    sampled = new((rows, c.groups * t.bk), dtype=torch.float32)
+    sampled = new((rows, c.groups * t.bk // 2), dtype=torch.float32)
     tau = new(rows, dtype=torch.float32)
     segments = new((rounds, c.splits, c.capacity, t.bn, slots), dtype=torch.int64)
     counts = new((rounds, c.splits, t.bn, slots), dtype=torch.int32)
@@ -302,7 +308,7 @@ def phases(p: _Plan, operands: Sequence[Tensor], made: Sequence[Tensor], batch: 
         count = min(rounds, total - tile0)
         mark("")
         p.sample(count * c.groups, device, (*sides, sampled, *head, tile0, row_tiles, count, c.groups, group, k // c.sample))
-        p.tau(math.ceil(count * t.bn / p.taus), device, (sampled, tau, count * t.bn, c.groups * t.bk, c.rank))
+        p.tau(math.ceil(count * t.bn / p.taus), device, (sampled, tau, count * t.bn, c.groups * t.bk // 2, c.rank))
         mark("sample")
         p.append(count * c.splits, device, (*sides, tau, segments, counts, *head, tile0, row_tiles, count, c.splits, chunk, c.capacity))
         mark("append")

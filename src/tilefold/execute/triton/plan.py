@@ -130,10 +130,10 @@ class Launch:
     described: tuple[int, int, list[int], list[int]] | None = None  # operands that come as tensor descriptors, and their tiles
 
     def __call__(self, operands: Sequence[Tensor], results: list[Any], device: torch.device) -> None:
-        made = tuple(torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.outputs)
-        for (place, _, _), t in zip(self.outputs, made, strict=True):
-            results[place] = t
-        parts = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.parts)
+        made = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.outputs])
+        for out, t in zip(self.outputs, made, strict=True):
+            results[out[0]] = t
+        parts = tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.parts])
         args = self._operands(operands)
         if self.tiles_only:
             args.extend((made, made[0]))
@@ -150,11 +150,14 @@ class Launch:
         x, y, x_tile, y_tile = self.described
         return tuple(TensorDescriptor(t, list(t.shape[-2:]), list(t.stride()[-2:]), tile) for t, tile in ((operands[x], x_tile), (operands[y], y_tile)))  # type: ignore[return-value]
 
+    def __post_init__(self) -> None:
+        self._template = [a for strides in self.strides for a in ((), strides)]
+        self._slots = [(2 * g, numbers) for g, numbers in enumerate(self.pointers) if numbers]
+
     def _operands(self, operands: Sequence[Tensor]) -> list[Any]:
-        args: list[Any] = []
-        for numbers, strides in zip(self.pointers, self.strides, strict=True):
-            args.append(tuple([operands[i] for i in numbers]))
-            args.append(strides)
+        args = list(self._template)
+        for at, numbers in self._slots:
+            args[at] = tuple([operands[i] for i in numbers])
         return args
 
     def scores(self, operands: Sequence[Tensor], shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -265,7 +268,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     slow = any(needs_multiply_add(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype, tf32) for a, b in source.leaves)
     slow = slow or any(tensors[source.y[b]].dtype == torch.float32 and not tf32 for b in source.payloads) or wide == torch.float64
     leaf_cols = {b for _, b in source.leaves}
-    size_of = lambda i: (tensors[i].shape[-1], tensors[i].element_size())  # noqa: E731
+    size_of = lambda i: (tensors[i].shape[-1], tensors[i].element_size())
     need = select.Need(
         rows=tuple(size_of(i) for i in source.x),
         cols=tuple(size_of(source.y[b]) for b in sorted(leaf_cols)),
@@ -281,7 +284,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         exps=sum(f.cost.exps for f in map(folds.lookup, program.outputs)) + source.operations[1],
     )
     t = select.tiles(need, limits, select.forced())
-    dims_of = lambda i: (tensors[i].shape[-1], select.block(tensors[i].shape[-1]), select.block(tensors[i].shape[-1]) != tensors[i].shape[-1], int(tensors[i].stride(-1) == 1))  # noqa: E731
+    dims_of = lambda i: (tensors[i].shape[-1], select.block(tensors[i].shape[-1]), select.block(tensors[i].shape[-1]) != tensors[i].shape[-1], int(tensors[i].stride(-1) == 1))
     xdim, ydim = tuple(dims_of(i) for i in source.x), tuple(dims_of(i) for i in source.y)
     dv = tuple(tensors[source.y[b]].shape[-1] for b in source.payloads)
     slices = max((math.ceil(d / b) for d, b in zip(dv, t.bdv, strict=True)), default=1)
@@ -292,7 +295,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         covers = dv[a] == t.bdv[a] and slices == 1
         pay.append((b, b in leaf_cols and t.bdv[a] == ydim[b][1] and slices == 1, cast, not (covers or (slices * t.bdv[a] == dv[a]))))
     bd = t.bd
-    types = lambda g: tuple((source.types[i], int(len(s) > 0 and s[0] == 1)) for i, s in zip(groups[g], strides[g], strict=True))  # noqa: E731
+    types = lambda g: tuple((source.types[i], int(len(s) > 0 and s[0] == 1)) for i, s in zip(groups[g], strides[g], strict=True))
     wide_tl = tl.float64 if wide == torch.float64 else tl.float32
     precision = "tf32" if tf32 else "ieee"
     blocks = (0, 0) if mask.block is None else mask.block_size
@@ -400,7 +403,7 @@ _plans: dict[Any, tuple[Any, list[Launch], int]] = {}
 def plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int,
          payload_dtypes: Sequence[torch.dtype]) -> tuple[list[Launch], int]:  # fmt: skip
     """The launches of a call, and how many results they make."""
-    tf32 = any(t.dtype == torch.float32 for t in operands) and tf32_allowed()
+    tf32 = torch.float32 in [t.dtype for t in operands] and tf32_allowed()
     key = (
         id(program), batch, n, k, tf32, *payload_dtypes, select.forced(),
         *[(t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device) for t in operands],

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 from .tile import (
-    as_value,
     batch_offsets,
     coordinates,
     load_matrix,

@@ -52,6 +52,33 @@ def kth_key(keys, k):
     return found
 
 
+# The interpreter runs scans and sorts element by element: there, counts over all pairs.
+@triton.jit
+def running_count(taken, L: tl.constexpr):
+    if INTERPRETED:
+        e = tl.arange(0, 16)
+        b = tl.arange(0, L // 16)
+        parts = tl.reshape(taken, [L // 16, 16])
+        inside = tl.sum(tl.where(e[None, None, :] <= e[None, :, None], parts[:, None, :], 0), 2)
+        before = tl.sum(tl.where(b[None, :] < b[:, None], tl.sum(parts, 1)[None, :], 0), 1)
+        count = tl.reshape(inside + before[:, None], [L])
+    else:
+        count = tl.cumsum(taken, 0)
+    return count
+
+
+@triton.jit
+def places(keys, L: tl.constexpr):
+    """(keys, the place of each, from the largest on)."""
+    e = tl.arange(0, L)
+    if INTERPRETED:
+        before = (keys[None, :] > keys[:, None]) | ((keys[None, :] == keys[:, None]) & (e[None, :] < e[:, None]))
+        e = tl.sum(before.to(tl.int32), 1)
+    else:
+        keys = tl.sort(keys, descending=True)
+    return keys, e
+
+
 @triton.jit
 def chunk_max(s, C: tl.constexpr):
     """[BN, BK] -> [BN, BK / 4C, 4]: the maximum over columns 4C g + 8 e + 2 t + p of e and p; NaN wins."""
@@ -60,6 +87,16 @@ def chunk_max(s, C: tl.constexpr):
         m = tl.where(tl.max(tl.max((parts != parts).to(tl.int32), 4), 2) > 0, float("nan"), tl.max(tl.max(parts, 4), 2))
     else:
         m = tl.reduce(tl.reduce(parts, 4, nan_max), 2, nan_max)
+    return m
+
+
+@triton.jit
+def pair_max(s):
+    parts = tl.reshape(s, [s.shape[0], s.shape[1] // 2, 2])
+    if INTERPRETED:
+        m = tl.where(tl.max((parts != parts).to(tl.int32), 2) > 0, float("nan"), tl.max(parts, 2))
+    else:
+        m = tl.reduce(parts, 2, nan_max)
     return m
 
 
@@ -153,7 +190,7 @@ def sample_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, b
                   NT: tl.constexpr, TT: tl.constexpr, NSC: tl.constexpr, TSC: tl.constexpr, MASK: tl.constexpr, BLOCK: tl.constexpr,
                   NK: tl.constexpr, RESIDENT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr,
                   WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """best [rows of the round, groups, BK]: maxima over `each` tiles of sampled columns, one column of every `stride`."""
+    """best [rows of the round, groups, BK / 2]: maxima over pairs of columns of `each` sampled tiles, one column of every `stride`."""
     here = tl.program_id(0) % round_tiles
     group = tl.program_id(0) // round_tiles
     i0 = (tile0 + here) % row_tiles * BN
@@ -167,7 +204,8 @@ def sample_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, b
     if MASK == 1:
         lo, hi = BOUNDS(rdv, sv, F, I, rows, n, k)
     x_tiles = load_side(x, x_off, xs, i0, i_local, 0, XDIM, RESIDENT, BIG, False)
-    m = tl.full([BN, BK], -float("inf"), tl.float32)
+    HALF: tl.constexpr = BK // 2
+    m = tl.full([BN, HALF], -float("inf"), tl.float32)
     for t in range(group * each, (group + 1) * each):
         p = t * BK + tl.arange(0, BK)
         # a place in each stretch that no period of the columns meets
@@ -175,10 +213,10 @@ def sample_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, b
         s, visible = score_tile(x_tiles, x, xs, x_off, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs, b_off, F, I, i0,
                                 i_local, rows, 0, cols, n, k, lo, hi, BOUNDS, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NC, TC, NT, TT, MASK,
                                 BLOCK, RESIDENT, BD, True, WIDE, PRECISION, False, MASK > 0 or BLOCK[0] > 0)
-        m = nan_max(m, s)
+        m = nan_max(m, pair_max(s))
     first = (here * BN).to(tl.int64) * groups + group
-    at = (tl.arange(0, BN) * groups)[:, None] * BK + tl.arange(0, BK)[None, :]
-    tl.store(best + first * BK + at, m)
+    at = (tl.arange(0, BN) * groups)[:, None] * HALF + tl.arange(0, HALF)[None, :]
+    tl.store(best + first * HALF + at, m)
 
 
 @triton.jit
@@ -299,7 +337,7 @@ def select_kernel(segments, counts, chosen, flags, n, row_tiles, tile0, splits, 
     total = tl.sum(held.to(tl.int32), 0)
     edge = tl.max(kth_key(key[None, :], k), 0)
     take = held & (key >= edge)
-    number = tl.cumsum(take.to(tl.int32), 0)
+    number = running_count(take.to(tl.int32), L)
     chunks = entry.to(tl.int32) * SLOTS + slot
     row = pid.to(tl.int64) * Q
     tl.store(chosen + row + number - 1, chunks, mask=take & (number <= Q))
@@ -358,7 +396,7 @@ def sort_kernel(keys, values, columns, n, row_tiles, tile0, members, k, BN: tl.c
     tile = tile0 + pid // BN
     row = tile % row_tiles * BN + pid % BN
     e = tl.arange(0, L)
-    key = tl.sort(tl.load(keys + pid.to(tl.int64) * members + e, mask=e < members, other=EMPTY), descending=True)
+    key, e = places(tl.load(keys + pid.to(tl.int64) * members + e, mask=e < members, other=EMPTY), L)
     v = score_of((key >> 32).to(tl.int32))
     column = tl.where(key == EMPTY, -1, ~key & HIGHEST)
     at = ((tile // row_tiles).to(tl.int64) * n + row) * k + e

@@ -1,0 +1,83 @@
+"""Writes tests/compiled/table.json: tiles, registers, spills and shared memory of what selection can emit, from the compiler.
+
+    python scripts/compile_table.py            with the installed Triton; columns of other versions stay
+    python scripts/compile_table.py --show     prints the table, what spills first
+
+Notes are kept; a new spill needs one, written by hand, that says why. Configurations that are gone are dropped, and the columns of other
+versions with them where the tiles have changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests" / "compiled"), str(ROOT / "src"), str(ROOT)]
+
+
+def rows(number: int) -> dict[str, dict[str, Any]]:
+    """The rows of one case and target."""
+    import compile_leg as leg
+    from test_compiled import PAIRS, described, expected, made
+
+    case, target = PAIRS[number]
+    found = {}
+    for name, m in made(case, target).items():
+        r = leg.measure(m.kernel, leg.TARGETS[target])
+        measured = {"registers": r.registers, "spills": r.spills, "shared": r.shared}
+        found[name] = {"tiles": described(m), "counted": expected(m, target), "measured": {leg.VERSION: measured}}
+        marks = [*r.serialised, *r.miscompiled]
+        if marks or (target == "sm_90" and 2 in m.products and not r.wgmma):
+            print(f"{name}: {marks or 'no warp-group product'}", file=sys.stderr)
+    return found
+
+
+def build(jobs: int, before: dict[str, Any]) -> dict[str, Any]:
+    from test_compiled import PAIRS
+
+    made: dict[str, Any] = {}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for i, part in enumerate(pool.map(rows, range(len(PAIRS)))):
+            made |= part
+            print(f"\r{i + 1} of {len(PAIRS)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    for name, row in made.items():
+        old = before.get(name, {})
+        if old.get("tiles") == row["tiles"]:
+            row["measured"] = dict(sorted((old["measured"] | row["measured"]).items()))
+        if old.get("note"):
+            row["note"] = old["note"]
+    return dict(sorted(made.items()))
+
+
+def show(table: dict[str, Any]) -> None:
+    def worst(row: dict[str, Any]) -> int:
+        return max(v["spills"] for v in row["measured"].values())
+
+    for name, row in sorted(table.items(), key=lambda item: (-worst(item[1]), item[0])):
+        numbers = "; ".join(f"{v}: {m['registers']} registers, {m['spills']} spilled, {m['shared']} shared" for v, m in row["measured"].items())
+        print(f"{name} | {row['tiles']} | counted {row['counted']} | {numbers}" + (f" | {row['note']}" if row.get("note") else ""))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--show", action="store_true")
+    options = parser.parse_args()
+    path = ROOT / "tests" / "compiled" / "table.json"
+    table = json.loads(path.read_text())["configurations"] if path.exists() else {}
+    if not options.show:
+        table = build(options.jobs, table)
+        lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
+        path.write_text(f'{{"configurations": {{\n{lines}\n}}}}\n')
+    show(table)
+
+
+if __name__ == "__main__":
+    main()

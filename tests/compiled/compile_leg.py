@@ -1,0 +1,256 @@
+"""Compiles what the Triton executor would launch, for GPUs that are not here, and reads the compiler's report.
+
+    record     a call of the public interface on tensors without data -> the Programs that reach an executor, gradients included
+    kernels    a Program -> the kernels of its launches, on a machine of that kind
+    measure    a kernel -> registers, spills, shared memory, marks of miscompilation; kept by a hash of source, target and Triton
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from marks import miscompiled
+from torch import Tensor
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+
+from tilefold.execute import backend, operator, select
+from tilefold.execute.triton import generate, lists, plan
+from tilefold.execute.triton.launch import Kernel
+from tilefold.machine import known
+from tilefold.program import Program
+
+HERE = Path(__file__).resolve().parent
+TABLE = HERE / "table.json"
+VERSION = triton.__version__.split("+")[0]
+
+
+@dataclass(frozen=True)
+class Target:
+    machine: Any
+    gpu: GPUTarget
+    matrix: int  # as select.Limits
+
+    @property
+    def limits(self) -> select.Limits:
+        m = self.machine
+        return select.Limits(m.units, m.shared, m.registers_per_thread, m.warp, self.matrix)
+
+
+TARGETS = {
+    "sm_80": Target(known.A100, GPUTarget("cuda", 80, 32), 8),
+    "sm_90": Target(known.H200, GPUTarget("cuda", 90, 32), 9),
+    "sm_100": Target(known.B200, GPUTarget("cuda", 100, 32), 10),
+    "gfx942": Target(known.MI300X, GPUTarget("hip", "gfx942", 64), 8),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What reaches an executor."""
+
+    program: Program
+    operands: tuple[Tensor, ...]
+    batch: tuple[int, ...]
+    n: int
+    k: int
+    dtypes: tuple[torch.dtype, ...]
+
+
+def record(make: Callable[[], Any]) -> list[Call]:
+    calls: list[Call] = []
+
+    def run(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+        calls.append(Call(program, tuple(operands), tuple(batch), n, k, tuple(dtypes)))
+        return operator._shapes(operands, program.text, (*batch, n, k), operator.type_names(*dtypes))
+
+    # torch knows no autocast for tensors without data
+    with mock.patch.object(backend, "run", run), mock.patch.object(torch, "is_autocast_enabled", lambda *_: False):
+        make()
+    return calls
+
+
+@dataclass(frozen=True)
+class Made:
+    """A kernel of a launch, and what selection counted on."""
+
+    name: str
+    kernel: Kernel
+    tiles: select.Tiles | None = None
+    need: select.Need | None = None
+    products: tuple[int, ...] = ()  # bytes of an element of each pair that is multiplied in its own type
+
+
+@contextlib.contextmanager
+def on(target: Target, tf32: bool) -> Iterator[None]:
+    """Plans inside are those for a machine of that kind."""
+    for kept in (plan._plans, lists._plans):
+        kept.clear()
+    with mock.patch.object(select, "limits_of", lambda *_: target.limits), mock.patch.object(plan, "tf32_allowed", lambda: tf32):
+        yield
+    for kept in (plan._plans, lists._plans):
+        kept.clear()
+
+
+def kernels(call: Call, target: Target, tf32: bool) -> list[Made]:
+    """The kernels of a call, as `execute.triton.run` would choose them."""
+    needs: list[select.Need] = []
+    chosen = select.tiles
+
+    def tiles(need: select.Need, *rest: Any) -> select.Tiles:
+        needs.append(need)
+        return chosen(need, *rest)
+
+    with on(target, tf32), mock.patch.object(select, "tiles", tiles):
+        if call.program.outputs[0].fold in ("topk", "bottomk") and len(call.program.outputs) == 1:
+            by_threshold = lists.why_not_threshold(call.program, call.operands, call.batch, call.n, call.k) is None
+            if by_threshold:
+                p = lists._plan(call.program, call.operands, call.batch, call.n, call.k)
+                assert not isinstance(p, str)
+                parts = ("sample", "tau", "append", "select", "rescore", "sort")
+                scores = ("sample", "append", "rescore")
+                made = [(part, getattr(p, part)) for part in parts if getattr(p, part) is not None]
+                products = _products(call)
+                return [Made(part, _portable(kernel, target), p.scores.tiles if part in scores else None, None, products if part in scores else ())
+                        for part, kernel in made]  # fmt: skip
+            if plan.long_list(call.program.outputs[0]):
+                part = lists.scores_of(call.program)
+                (piece,) = plan.pieces(part, ((),))
+                wide = torch.float64 if any(t.dtype == torch.float64 for t in call.operands) else torch.float32
+                shape = (*call.batch, call.n, call.k)
+                launch = plan.plan_piece(piece, call.operands, call.batch, call.n, call.k, [[0]], [[(shape, wide)]], target.limits, tf32,
+                                         (0, call.n, 0, call.k))  # fmt: skip
+                return [Made("chunk of scores", launch.kernel, launch.tiles, None, _products(call))]
+        needs.clear()
+        launches, _ = plan.plan(call.program, call.operands, call.batch, call.n, call.k, call.dtypes)
+    made = []
+    patterns = tuple(plan.summed_dimensions(o, call.operands, call.batch) for o in call.program.outputs)
+    for launch, piece, need in zip(launches, plan.pieces(call.program, patterns), needs, strict=True):
+        axis = call.program.outputs[piece.outputs[0]].axis
+        name = {"row": "rows", "col": "columns", "tile": "tiles"}[axis] + (" summed" if piece.summed else "")
+        made.append(Made(name, launch.kernel, launch.tiles, need, _products(call, piece.outputs)))
+        if launch.merge is not None:
+            made.append(Made(f"{name}, merge", launch.merge[0]))
+    return made
+
+
+def _products(call: Call, outputs: Sequence[int] | None = None) -> tuple[int, ...]:
+    wanted = call.program.outputs if outputs is None else [call.program.outputs[j] for j in outputs]
+    part = Program(call.program.operands, tuple(wanted), call.program.mask)
+    found = [(leaf.rows, leaf.cols) for leaf in part.leaves()] + [(o.payload, o.payload) for o in wanted if o.payload is not None]
+    return tuple(call.operands[a].element_size() for a, b in found if call.operands[a].dtype == call.operands[b].dtype)
+
+
+def _portable(kernel: Kernel, target: Target) -> Kernel:
+    """The kernel without inline assembler, which an executor on an AMD GPU leaves out (it asks torch.version.hip)."""
+    names = kernel.fn.arg_names[len(kernel.signature) :]
+    if target.gpu.backend == "cuda" or "ASM" not in names:
+        return kernel
+    constants = tuple(False if name == "ASM" else c for name, c in zip(names, kernel.constants, strict=True))
+    options = kernel.options
+    return Kernel(kernel.fn, kernel.signature, kernel.aligned, constants, options["num_warps"], options["num_stages"])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the compiler made. Spills in bytes of a thread's stack (AMD: spilled vector registers)."""
+
+    registers: int
+    spills: int
+    shared: int
+    wgmma: int = 0  # warp-group products, in machine code
+    serialised: tuple[str, ...] = ()  # warnings of ptxas that it runs them one after another
+    miscompiled: tuple[str, ...] = ()
+
+
+def _checker() -> str:
+    return "".join((HERE / name).read_text() for name in ("compile_leg.py", "marks.py"))
+
+
+def measure(kernel: Kernel, target: Target) -> Report:
+    """Compiles, unless this very source was compiled for this target by this Triton before."""
+    source = kernel.source()
+    parts = (source.hash(), str(target.gpu), json.dumps(kernel.options, sort_keys=True), triton.__version__, _checker())
+    path = generate.cache_directory() / "compiled" / f"{hashlib.sha256('|'.join(parts).encode()).hexdigest()[:32]}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return _restored(json.loads(path.read_text()))
+    report = compile_now(source, target.gpu, kernel.options)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as f:
+            json.dump(dataclasses.asdict(report), f)
+        os.replace(f.name, path)
+    return report
+
+
+def _restored(fields: dict[str, Any]) -> Report:
+    return Report(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+
+def compile_now(source: Any, gpu: GPUTarget, options: dict[str, Any]) -> Report:
+    log = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope(), knobs.compilation.scope(), knobs.nvidia.scope():
+        knobs.cache.dir = folder
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = True
+        with contextlib.redirect_stdout(log):
+            compiled = triton.compile(source, target=gpu, options=options)
+        shared = int(compiled.metadata.shared)
+        if gpu.backend == "hip":
+            return _amd(compiled.asm["amdgcn"], shared)
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        usage = _cuobjdump("--dump-resource-usage", cubin)
+        found = re.search(r"Function [^:]+:\s*REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
+        assert found, usage
+        registers, stack, local = map(int, found.groups())
+        if gpu.arch != 90:
+            return Report(registers, stack + local, shared)
+        said = log.getvalue()
+        if "ptxas info" not in said:  # a Triton that does not pass the log on
+            said = _ptxas(compiled.asm["ptx"], folder)
+        assert "ptxas info" in said, said
+        warnings = tuple(line.strip() for line in said.splitlines() if "C75" in line)
+        wgmma = len(re.findall(r"\bHGMMA\b", _cuobjdump("-sass", cubin)))
+        return Report(registers, stack + local, shared, wgmma, warnings, tuple(miscompiled(compiled.asm["ttgir"])))
+
+
+def _amd(text: str, shared: int) -> Report:
+    def number(name: str) -> int:
+        return max((int(x) for x in re.findall(rf"\.{name}:\s+(\d+)", text)), default=0)
+
+    return Report(number("vgpr_count"), number("vgpr_spill_count"), shared)
+
+
+@functools.lru_cache(maxsize=1)
+def _tools() -> Path:
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def _cuobjdump(option: str, file: Path) -> str:
+    return subprocess.run([_tools() / "cuobjdump", option, file], capture_output=True, text=True, check=True).stdout
+
+
+def _ptxas(ptx: str, folder: str) -> str:
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    file = Path(folder) / "kernel.ptx"
+    file.write_text(ptx)
+    command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", file, "-o", Path(folder) / "again.cubin"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr

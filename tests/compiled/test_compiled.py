@@ -1,0 +1,204 @@
+"""What selection can emit compiles for GPUs that are not here, without spills and without known miscompilations.
+
+table.json holds what the compiler reported; after a change of kernels or tiles: python scripts/compile_table.py
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import bad_kernels
+import compile_leg as leg
+import pytest
+import torch
+from compile_cases import CASES, Case
+from marks import miscompiled
+from triton.compiler import ASTSource
+
+from tilefold import folds
+from tilefold.execute import select
+from tilefold.execute.triton import generate
+from tilefold.program import Output
+
+SAME = 4  # registers that a configuration may differ from the table's, for the table's version of Triton
+OTHER = 40  # and for a version that the table does not hold
+DECLARED = 48  # and by which it may exceed what selection counted: SLACK, and what a masked last step adds
+
+PAIRS = [(case, target) for case in CASES for target in case.targets]
+RUNS = [pytest.param(case, target, id=f"{target} {case.name}") for case, target in PAIRS]
+
+
+def made(case: Case, target: str) -> dict[str, leg.Made]:
+    found: dict[str, leg.Made] = {}
+    for number, call in enumerate(leg.record(case.make)):
+        for m in leg.kernels(call, leg.TARGETS[target], case.tf32):
+            found[f"{target} | {case.name} | {number} {m.name}"] = m
+    return found
+
+
+def table() -> dict[str, Any]:
+    return json.loads(leg.TABLE.read_text())["configurations"]
+
+
+REGENERATE = "regenerate the table: python scripts/compile_table.py"
+
+
+@pytest.mark.parametrize(("case", "target"), RUNS)
+def test_compiles_without_spills(case: Case, target: str) -> None:
+    known = table()
+    wrong: list[str] = []
+    for name, m in made(case, target).items():
+        report = leg.measure(m.kernel, leg.TARGETS[target])
+        wrong += [f"{name}: {what}" for what in problems(m, target, report, known.get(name))]
+    assert not wrong, "\n".join(wrong)
+
+
+def problems(m: leg.Made, target: str, report: leg.Report, entry: dict[str, Any] | None) -> list[str]:
+    found = []
+    limit = leg.TARGETS[target].machine.shared
+    if report.shared > limit:
+        found.append(f"{report.shared} bytes of shared memory, of {limit}")
+    note = "" if entry is None else entry.get("note", "")
+    if report.spills and not note:
+        found.append(f"{report.spills} bytes spilled with {report.registers} registers, and the table does not say why")
+    if target == "sm_90":
+        found += [f"ptxas serialises its products: {line}" for line in report.serialised]
+        found += [f"an operand that Triton < 3.7.1 compiles wrongly: {line}" for line in report.miscompiled]
+        if 2 in m.products and not report.wgmma and not note:
+            found.append("no warp-group product, though 16-bit operands are multiplied")
+    counted = expected(m, target)
+    if counted is not None and report.registers > counted + DECLARED and not note:
+        found.append(f"{report.registers} registers, where selection counts {counted} + {DECLARED}")
+    if entry is None:
+        return [*found, f"not in the table; {REGENERATE}"]
+    if entry["tiles"] != described(m):
+        found.append(f"tiles {described(m)}, in the table {entry['tiles']}; {REGENERATE}")
+        return found
+    near, within = entry["measured"].get(leg.VERSION), SAME
+    if near is None:
+        near, within = next(iter(entry["measured"].values())), OTHER
+    if target == "gfx942":  # its compiler has more registers than any tile takes, and uses them as it likes
+        within = OTHER
+    if abs(report.registers - near["registers"]) > within:
+        found.append(f"{report.registers} registers, in the table {near['registers']}; {REGENERATE}")
+    if report.spills > near["spills"] + 16 * within:
+        found.append(f"{report.spills} bytes spilled, in the table {near['spills']}; {REGENERATE}")
+    return found
+
+
+def described(m: leg.Made) -> str:
+    """The numbers of the tiles; kernels without tiles are known by their warps."""
+    t, o = m.tiles, m.kernel.options
+    tail = f"{o['num_warps']} warps, {o['num_stages']} stages" + (f", {o['maxnreg']} registers" if "maxnreg" in o else "")
+    if t is None:
+        return tail
+    return f"{t.bn} x {t.bk} x {'all' if t.resident else t.bd}, {tail}"
+
+
+def expected(m: leg.Made, target: str) -> int | None:
+    """Registers of a thread that selection counted on, where it decides by them."""
+    if m.need is None or m.tiles is None or not m.tiles.resident or m.need.slow_product or target == "gfx942":
+        return None
+    return min(255, select.registers(m.need, m.tiles, leg.TARGETS[target].limits))
+
+
+def test_the_table_holds_what_is_compiled_and_nothing_else() -> None:
+    names: set[str] = set()
+    kernels: set[tuple[str, int]] = set()
+    keep = []
+    for case, target in PAIRS:
+        found = made(case, target)
+        keep.append(found)
+        names |= found.keys()
+        kernels |= {(target, id(m.kernel)) for m in found.values()}
+    assert names == table().keys(), REGENERATE
+    assert len(kernels) <= 300, "a covering set, not everything"
+
+
+def test_every_spill_in_the_table_has_a_reason() -> None:
+    silent = [n for n, e in table().items() if any(v["spills"] for v in e["measured"].values()) and not e.get("note")]
+    assert not silent
+
+
+def test_every_fold_is_compiled() -> None:
+    done = {o.fold for case in CASES if "sm_90" in case.targets for call in leg.record(case.make) for o in call.program.outputs}
+    shipped = {name for name, f in folds.registered().items() if f.__module__.startswith("tilefold.") and f.jit is not None}
+    assert shipped <= done
+
+
+# ---- declared registers ----------------------------------------------------------------------------------------------
+
+
+def declared(fold: folds.Fold) -> int:
+    return sum(width[0] if width else 1 for _, _, *width in generate.jit_state(fold))
+
+
+@pytest.mark.parametrize("name", sorted(n for n, f in folds.registered().items() if f.__module__.startswith("tilefold.")))
+def test_a_fold_declares_the_registers_of_its_state(name: str) -> None:
+    options = (("k", 10),) if name in ("topk", "bottomk") else ()
+    payload = 2 if name in ("softmax_sum", "weighted_sum") else None
+    from tilefold.program import Leaf
+
+    fold = folds.lookup(Output(name, Leaf(0, 1), options, payload))
+    if fold.jit is not None:
+        assert declared(fold) <= fold.cost.registers_per_row + 1, "numbers that a state carries along may cost one more"
+
+
+# ---- the checks themselves -------------------------------------------------------------------------------------------
+
+
+def compiled(fn: Any, out: str, cast_first: bool = False, warps: int = 4) -> Any:
+    signature = {"x": "*fp16", "y": "*fp16", "out": out, "n": "i32"} | dict.fromkeys(("B", "D", "CAST_FIRST"), "constexpr")
+    constants = {(4,): 128, (5,): 64, (6,): cast_first}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(3)}
+    source = ASTSource(fn, signature=signature, constexprs=constants, attrs=aligned)
+    return leg.compile_now(source, leg.TARGETS["sm_90"].gpu, {"num_warps": warps})
+
+
+@pytest.mark.parametrize("cast_first", [True, False])
+def test_a_transposed_accumulator_in_a_product_is_refused(cast_first: bool) -> None:
+    assert compiled(bad_kernels.transposed_accumulator, "*fp32", cast_first).miscompiled
+
+
+def test_an_accumulator_in_a_product_is_not_refused() -> None:
+    report = compiled(bad_kernels.accumulator, "*fp32")
+    assert not report.miscompiled and report.wgmma
+
+
+def test_a_reshape_in_a_reduction_is_not_refused() -> None:
+    assert not compiled(bad_kernels.reshaped_reduction, "*i32").miscompiled
+
+
+def test_spills_are_seen() -> None:
+    assert compiled(bad_kernels.spilling, "*fp32").spills > 0
+
+
+CARRIED = """
+#mma = #ttg.nvidia_mma<{versionMajor = 3}>
+#linear = #ttg.linear<{register = []}>
+tt.func public @f() {
+  %a = ttg.local_alloc : () -> !ttg.memdesc<64x64xf16, #shared>
+  %p = ttng.warp_group_dot %a, %a, %zero : !ttg.memdesc<64x64xf16> * !ttg.memdesc<64x64xf16> -> tensor<64x64xf32, #mma>
+  %l:2 = scf.for %i = %c0 to %n step %c1 iter_args(%acc = %p, %j = %c0) -> (tensor<64x64xf32, #mma>, i32) : i32 {
+    %h = arith.truncf %acc : tensor<64x64xf32, #mma> to tensor<64x64xf16, #mma>
+    %t = OPERATION
+    %b = ttg.local_alloc %t : (tensor<64x64xf16>) -> !ttg.memdesc<64x64xf16, #shared>
+    %q = ttng.warp_group_dot %b, %a, %acc : !ttg.memdesc<64x64xf16> * !ttg.memdesc<64x64xf16> -> tensor<64x64xf32, #mma>
+    scf.yield %q, %j : tensor<64x64xf32, #mma>, i32
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("operation", "refused"),
+    [
+        ("tt.trans %h {order = array<i32: 1, 0>} : tensor<64x64xf16, #mma> -> tensor<64x64xf16, #linear>", True),
+        ("tt.trans %h {order = array<i32: 1, 0>} : tensor<64x64xf16, #mma> -> tensor<64x64xf16, #blocked>", True),
+        ("ttg.convert_layout %h : tensor<64x64xf16, #mma> -> tensor<64x64xf16, #linear>", True),
+        ("ttg.convert_layout %h : tensor<64x64xf16, #mma> -> tensor<64x64xf16, #ttg.dot_op<{parent = #mma}>>", False),
+    ],
+)
+def test_marks_are_found_through_a_loop(operation: str, refused: bool) -> None:
+    assert bool(miscompiled(CARRIED.replace("OPERATION", operation))) is refused
