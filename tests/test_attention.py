@@ -655,3 +655,16 @@ def test_second_derivative_is_an_error() -> None:
     (g,) = torch.autograd.grad(tf.attention(q, k, v).sum(), q, create_graph=True)
     with pytest.raises(tf.errors.GradientError):
         g.sum().backward()
+
+
+@pytest.mark.parametrize("value", [math.nan, INF])
+def test_what_padding_holds_is_never_seen(value: float) -> None:
+    q, k, v = qkv(2, 4, 2, 9, 27)
+    lengths = torch.tensor([27, 13])
+    want = tf.attention(q, k, v, mask=tf.mask.lengths(lengths))
+    right = torch.autograd.grad(want.square().sum(), (q, k, v))
+    with torch.no_grad():
+        k[1, :, 13:], v[1, :, 13:] = value, value
+    out = tf.attention(q, k, v, mask=tf.mask.lengths(lengths))
+    assert torch.equal(out, want)
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), (q, k, v)), right)

@@ -363,7 +363,7 @@ def _run_box(program: Program, plan: _Plan, box: _Box, n: int, k: int, bn: int, 
         # the bounds of all rows at once: O(N) integers
         scratch = list(values)
         _evaluate(plan.per_row if mask.axis == "row" else plan.per_col, scratch, everywhere)
-        bound = [None if s is None else _as_tensor(scratch[s], device) for s in (plan.lo, plan.hi)]
+        bound = [None if s is None else _as_tensor(scratch[s], everywhere) for s in (plan.lo, plan.hi)]
         own, other, tile = (n, k, bn) if mask.axis == "row" else (k, n, bk)
         visible = _Visible(mask, bound[0], bound[1], own, other, tile)
     leaf_buffers: dict[int, Tensor] = {}
@@ -406,8 +406,12 @@ def _run_box(program: Program, plan: _Plan, box: _Box, n: int, k: int, bn: int, 
     return made
 
 
-def _as_tensor(value: Any, device: torch.device) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, device=device).reshape(1, 1, 1)
+def _as_tensor(value: Any, here: _Context) -> Tensor:
+    """A number as a tile of one element; a Python float keeps its 64 bits where scores do."""
+    if isinstance(value, Tensor):
+        return value
+    dtype = here.wide if isinstance(value, float) else None
+    return torch.tensor(value, dtype=dtype, device=here.device).reshape(1, 1, 1)
 
 
 def _seen(mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None) -> Tensor | None:
@@ -424,7 +428,7 @@ def _seen(mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how
     if block is not None:
         tests.append(block)
     if plan.test is not None:
-        tests.append(_as_tensor(values[plan.test], here.device))
+        tests.append(_as_tensor(values[plan.test], here))
     if not tests:
         return None
     seen = functools.reduce(torch.logical_and, tests)
@@ -441,7 +445,7 @@ def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context,
         s = values[plan.roots[j]]
         own = plan.owned[j] and isinstance(s, Tensor) and s.shape == shape
         if not own:
-            s = _as_tensor(s, here.device)
+            s = _as_tensor(s, here)
             s = (s if s.dtype == here.wide else s.to(here.wide)).expand(shape)
         if hidden is not None:
             s = s.masked_fill_(hidden, fold.fill) if own else s.masked_fill(hidden, fold.fill)
@@ -604,7 +608,7 @@ def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
 
 def _special(node: Op, args: list[Any], here: _Context) -> Any:
     if node.name == "float":
-        return _as_tensor(args[0], here.device).to(here.wide)
+        return _as_tensor(args[0], here).to(here.wide)
     if node.name == "gumbel":
-        return folds.gumbel(*(_as_tensor(a, here.device) for a in args), dtype=here.wide)
+        return folds.gumbel(*(_as_tensor(a, here) for a in args), dtype=here.wide)
     raise ValueError(f"operation {node.name!r} is not known to the eager executor")

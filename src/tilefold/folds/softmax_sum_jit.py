@@ -8,7 +8,8 @@ on the pipe of the exponentials).
 import triton
 import triton.language as tl
 
-from .parts_jit import LN2, LOG2E, finite, nan_max, row_max
+from .logsumexp_jit import result
+from .parts_jit import LOG2E, finite, nan_max, row_max
 
 UNIT = True
 
@@ -21,9 +22,9 @@ def bind(fold):
 def step(state, s, cols, first, visible, unit, dtype: tl.constexpr):  # s [BN, BK]
     m, l = state
     c = unit * LOG2E
-    m_new = nan_max(m, row_max(s))
-    base = finite(m_new) * c
-    alpha = tl.exp2(m * c - base)
+    m_new = nan_max(m, row_max(s) * c)
+    base = finite(m_new)
+    alpha = tl.exp2(m - base)
     p = tl.exp2(s * c - base[:, None])
     return (m_new, l * alpha + tl.sum(p, 1)), alpha, p.to(dtype)
 
@@ -31,25 +32,19 @@ def step(state, s, cols, first, visible, unit, dtype: tl.constexpr):  # s [BN, B
 @triton.jit
 def merge(a, b, unit):
     m = nan_max(a[0], b[0])
-    c = unit * LOG2E
-    base = finite(m) * c
-    alpha = tl.exp2(a[0] * c - base)
-    beta = tl.exp2(b[0] * c - base)
+    base = finite(m)
+    alpha = tl.exp2(a[0] - base)
+    beta = tl.exp2(b[0] - base)
     return (m, a[1] * alpha + b[1] * beta), alpha, beta
-
-
-@triton.jit
-def lse(m, l, unit):
-    return tl.where(tl.abs(m) == float("inf"), m, m * unit + tl.log2(l) * LN2)
 
 
 @triton.jit
 def finish(state, unit):
     m, l = state
-    return lse(m, l, unit), tl.where(m == -float("inf"), 0.0, 1.0 / l)
+    return result(m, l), tl.where(m == -float("inf"), 0.0, 1.0 / l)
 
 
 @triton.jit
 def finish_strict(state, unit):
     m, l = state
-    return lse(m, l, unit), 1.0 / l
+    return result(m, l), 1.0 / l

@@ -29,12 +29,13 @@ SEGMENTS = 256 << 20  # bytes of kept chunks in a round of rows
 WORTH = 1 << 27  # scores from which a threshold saves more than its launches cost (about 0.15 ms) against a list in registers
 WORTH_LONG = 1 << 22  # and against chunks, which write all scores
 FLAGGED = 64  # rows that are made again together
+POSITIONS = 1 << 15  # places of a row's segments that a block selects from
 SORTED = 2048  # members of a row that a block sorts
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether to select by threshold, and with what: `reason` says it in words. All but the last four count per row."""
+    """Whether to select by threshold, and with what: `reason` says it in words. Counts are per row."""
 
     pays: bool
     reason: str
@@ -77,15 +78,21 @@ def choose(rows: int, k: int, best: int, t: select.Tiles, units: int, forced: bo
     row_tiles = math.ceil(rows / t.bn)
     tiles_k = math.ceil(k / t.bk)
     splits = t.splits or max(1, min(units // row_tiles, tiles_k // 8))
-    splits = math.ceil(tiles_k / math.ceil(tiles_k / splits))
     half = t.bk // 2  # numbers that a group of tiles leaves
     groups = min(tiles, max(splits, math.ceil(8 * r / half)))
     tiles = tiles // groups * groups
     sample = tiles * t.bk
     r = min(rank(needed * sample / k), groups * half)
     kept = r * k / sample
-    most = k / sample * (r + 5 * math.sqrt(r) + 6) / (splits * t.bk // c)  # of a segment, in all but one row of about a million
-    capacity = 1 << max(3, math.ceil(most + 6 * math.sqrt(most) + 4) - 1).bit_length()
+    while True:
+        splits = math.ceil(tiles_k / math.ceil(tiles_k / splits))
+        most = k / sample * (r + 5 * math.sqrt(r) + 6) / (splits * t.bk // c)  # of a segment, in all but one row of about a million
+        capacity = 1 << max(3, math.ceil(most + 6 * math.sqrt(most) + 4) - 1).bit_length()
+        if splits == 1 or splits * capacity * (t.bk // c) <= POSITIONS:
+            break
+        splits = max(1, splits // 2)
+    if capacity * (t.bk // c) > POSITIONS:
+        return Choice(False, f"a threshold keeps about {kept:.0f} columns a row: more than a block selects from")
     chunks = 1 << (best + max(2, best // 8)).bit_length()
     reason = (
         f"threshold: the {r}th best of {sample} sampled columns keeps about {kept:.0f} columns a row; chunks of {c}, {splits} splits, "
@@ -226,7 +233,7 @@ def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
         s.kernel(threshold.append_kernel, ["*fp32", "*i64", "*i32", *numbers, *["i32"] * 6], [0, 1, 2], t.warps, t.stages, t.cap, C=c.c, ASM=limits.matrix > 0 and torch.version.hip is None),
         plan._kernel(
             threshold.select_kernel, ["*i64", "*i32", "*i32", "*i8", *["i32"] * 5], {(i,): 16 for i in range(4)},
-            (c.capacity, t.bn, slots, length, c.chunks), "", 4 if length > 512 else 1, 1,
+            (c.capacity, t.bn, slots, length, c.chunks), "", max(1, min(32, length // 512)), 1,
         ),
         s.kernel(threshold.rescore_kernel, ["*i32", "*i64", *numbers, "i32", "i32", "i32"], [0, 1], 4, 1, C=c.c, B=part),
         sort, members, part, taus,
