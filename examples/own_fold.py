@@ -53,7 +53,7 @@ class MeanOfTop3(tf.Fold):
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
         # each score that is among the three gets its share of the row's gradient
-        share = b.row(lambda results, grads: grads[0] / results[2])  # type: ignore[operator]
+        share = b.row(lambda results, grads: grads[0] / results[2])
         return op("where", op("ge", s, b.row(lambda results, grads: results[1])), share, 0.0)
 
 

@@ -1,10 +1,10 @@
-"""Writes tests/compiled/table.json: tiles, registers, spills and shared memory of what selection can emit, from the compiler.
+"""Writes tests/compiled/table.json: tiles, registers, spills and shared memory of what selection can emit.
 
     python scripts/compile_table.py            with the installed Triton; columns of other versions stay
     python scripts/compile_table.py --show     prints the table, what spills first
 
-Notes are kept; a new spill needs one, written by hand, that says why. Configurations that are gone are dropped, and the columns of other
-versions with them where the tiles have changed.
+Notes are kept; a new spill needs one, written by hand, that says why. Configurations that are gone are dropped, and the
+columns of other versions where the tiles have changed.
 """
 
 from __future__ import annotations
@@ -18,28 +18,32 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PATH = ROOT / "tests" / "compiled" / "table.json"
 sys.path[:0] = [str(ROOT / "tests" / "compiled"), str(ROOT / "src"), str(ROOT)]
 
 
 def rows(number: int) -> dict[str, dict[str, Any]]:
     """The rows of one case and target."""
     import compile_leg as leg
-    from test_compiled import PAIRS, described, expected, made
+    from compile_cases import PAIRS
 
     case, target = PAIRS[number]
     found = {}
-    for name, m in made(case, target).items():
+    for name, m in leg.made(case, target).items():
         r = leg.measure(m.kernel, leg.TARGETS[target])
         measured = {"registers": r.registers, "spills": r.spills, "shared": r.shared}
-        found[name] = {"tiles": described(m), "counted": expected(m, target), "measured": {leg.VERSION: measured}}
-        marks = [*r.serialised, *r.miscompiled]
-        if marks or (target == "sm_90" and 2 in m.products and not r.wgmma):
-            print(f"{name}: {marks or 'no warp-group product'}", file=sys.stderr)
+        counted = leg.expected(m, target)
+        found[name] = {"tiles": leg.described(m), "counted": counted, "measured": {leg.VERSION: measured}}
+        says = [*r.serialised, *r.miscompiled] + ([f"{r.spills} spilled"] if r.spills else [])
+        if target == "sm_90" and 2 in m.products and not r.wgmma:
+            says.append("no warp-group product")
+        if says:
+            print(f"\r{name} | {leg.described(m)} | {r.registers} registers, {says}", file=sys.stderr, flush=True)
     return found
 
 
-def build(jobs: int, before: dict[str, Any]) -> dict[str, Any]:
-    from test_compiled import PAIRS
+def build(jobs: int) -> dict[str, Any]:
+    from compile_cases import PAIRS
 
     made: dict[str, Any] = {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -47,6 +51,7 @@ def build(jobs: int, before: dict[str, Any]) -> dict[str, Any]:
             made |= part
             print(f"\r{i + 1} of {len(PAIRS)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    before = stored()
     for name, row in made.items():
         old = before.get(name, {})
         if old.get("tiles") == row["tiles"]:
@@ -56,13 +61,23 @@ def build(jobs: int, before: dict[str, Any]) -> dict[str, Any]:
     return dict(sorted(made.items()))
 
 
+def stored() -> dict[str, Any]:
+    return json.loads(PATH.read_text())["configurations"] if PATH.exists() else {}
+
+
 def show(table: dict[str, Any]) -> None:
     def worst(row: dict[str, Any]) -> int:
         return max(v["spills"] for v in row["measured"].values())
 
     for name, row in sorted(table.items(), key=lambda item: (-worst(item[1]), item[0])):
-        numbers = "; ".join(f"{v}: {m['registers']} registers, {m['spills']} spilled, {m['shared']} shared" for v, m in row["measured"].items())
-        print(f"{name} | {row['tiles']} | counted {row['counted']} | {numbers}" + (f" | {row['note']}" if row.get("note") else ""))
+        numbers = "; ".join(
+            f"{v}: {m['registers']} registers, {m['spills']} spilled, {m['shared']} shared"
+            for v, m in row["measured"].items()
+        )
+        print(
+            f"{name} | {row['tiles']} | counted {row['counted']} | {numbers}"
+            + (f" | {row['note']}" if row.get("note") else "")
+        )
 
 
 def main() -> None:
@@ -70,12 +85,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
-    path = ROOT / "tests" / "compiled" / "table.json"
-    table = json.loads(path.read_text())["configurations"] if path.exists() else {}
+    table = stored() if options.show else build(options.jobs)
     if not options.show:
-        table = build(options.jobs, table)
         lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
-        path.write_text(f'{{"configurations": {{\n{lines}\n}}}}\n')
+        PATH.write_text(f'{{"configurations": {{\n{lines}\n}}}}\n')
     show(table)
 
 

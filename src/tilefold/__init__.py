@@ -1,4 +1,4 @@
-"""tilefold: say how a score is made and how each row of scores is reduced; the [N, K] scores are never written to memory."""
+"""tilefold: say how a score is made and how each row of scores is reduced; the [N, K] scores are never written."""
 
 from __future__ import annotations
 
@@ -10,16 +10,57 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("Scores", "col_index", "debug", "fold", "mask", "outer", "row_index", "scores", "stream"), "scores"),
+    **dict.fromkeys(
+        ("Scores", "col_index", "debug", "fold", "mask", "outer", "row_index", "scores", "stream"), "scores"
+    ),
     **dict.fromkeys(("attention", "contrastive_loss", "cross_entropy", "knn", "linear_cross_entropy", "sample"), "ops"),
     **dict.fromkeys(
-        "ArgMax ArgMin BottomK Count Fold Gather LogSumExp Max Mean Min Sample SoftmaxSum Sum TopK Variance WeightedSum".split(), "folds"
+        (
+            *("ArgMax", "ArgMin", "BottomK", "Count", "Fold", "Gather", "LogSumExp", "Max", "Mean", "Min"),
+            *("Sample", "SoftmaxSum", "Sum", "TopK", "Variance", "WeightedSum", "register"),
+        ),
+        "folds",
     ),
-    "register": "folds",
     "backend": "execute.backend",
     "explain": "explain",
 }
-__all__ = sorted([*_HOME, "errors"])
+__all__ = [
+    "ArgMax",
+    "ArgMin",
+    "BottomK",
+    "Count",
+    "Fold",
+    "Gather",
+    "LogSumExp",
+    "Max",
+    "Mean",
+    "Min",
+    "Sample",
+    "Scores",
+    "SoftmaxSum",
+    "Sum",
+    "TopK",
+    "Variance",
+    "WeightedSum",
+    "attention",
+    "backend",
+    "col_index",
+    "contrastive_loss",
+    "cross_entropy",
+    "debug",
+    "errors",
+    "explain",
+    "fold",
+    "knn",
+    "linear_cross_entropy",
+    "mask",
+    "outer",
+    "register",
+    "row_index",
+    "sample",
+    "scores",
+    "stream",
+]
 
 if TYPE_CHECKING:
     from . import errors
@@ -44,8 +85,13 @@ if TYPE_CHECKING:
         WeightedSum,
         register,
     )
-    from .ops import attention, contrastive_loss, cross_entropy, knn, linear_cross_entropy, sample
-    from .scores import Scores, col_index, debug, fold, mask, outer, row_index, scores, stream
+    from .ops.attention import attention
+    from .ops.contrastive import contrastive_loss
+    from .ops.cross_entropy import cross_entropy, linear_cross_entropy
+    from .ops.knn import knn
+    from .ops.sample import sample
+    from .scores import Scores, col_index, fold, mask, outer, row_index, scores, stream
+    from .scores.debug import debug
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a reduction of scores will do: which executor and tiles, what it moves, how long that takes at best, and what fusing saves."""
+"""What a reduction of scores will do: executor and tiles, what it moves, how long that takes at best, what fusing saves."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class Explanation:
 
 
 def explain(s: Scores | Normalized, *every: Fold) -> Explanation:
-    """What `tf.fold(s, *every)` does, without running it. Predictions are lower bounds from rates and counts, not measurements.
+    """What `tf.fold(s, *every)` does, without running it.
+
+    Predictions are lower bounds from rates and counts, not measurements.
 
     Args:
         s: scores
@@ -90,7 +92,8 @@ def explain(s: Scores | Normalized, *every: Fold) -> Explanation:
         wide = 8 if any(t.element_size() == 8 for t in made.operands) else 4
         why = backend.why_not_triton(device.type, device.index) or "asked for"
         bn, bk = eager.tiles(n, k, wide, eager.CACHE)
-        tiles, source = (f"{bn} x {bk}: {bn * bk * wide / MIB:.2f} MiB of scores at a time, from {eager.CACHE / MIB:.0f} MiB of cache",), ""
+        held = f"{bn * bk * wide / MIB:.2f} MiB of scores at a time, from {eager.CACHE / MIB:.0f} MiB of cache"
+        tiles, source = (f"{bn} x {bk}: {held}",), ""
     one = counts.fused(program, made.operands, *sizes)
     many = counts.materialised(program, made.operands, *sizes)
     return Explanation(

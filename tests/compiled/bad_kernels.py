@@ -38,7 +38,7 @@ def accumulator(x, y, out, n, B: tl.constexpr, D: tl.constexpr, CAST_FIRST: tl.c
 
 @triton.jit
 def reshaped_reduction(x, y, out, n, B: tl.constexpr, D: tl.constexpr, CAST_FIRST: tl.constexpr):
-    """A reduction that reshapes the scores gets a #linear layout too, and is right: nothing of it goes into a product."""
+    """A reduction that reshapes the scores gets a #linear layout too, and is right: no product takes it."""
     i = tl.arange(0, B)
     d = tl.arange(0, D)
     a = tl.load(x + i[:, None] * D + d[None, :])

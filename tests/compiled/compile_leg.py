@@ -1,8 +1,8 @@
 """Compiles what the Triton executor would launch, for GPUs that are not here, and reads the compiler's report.
 
-    record     a call of the public interface on tensors without data -> the Programs that reach an executor, gradients included
-    kernels    a Program -> the kernels of its launches, on a machine of that kind
-    measure    a kernel -> registers, spills, shared memory, marks of miscompilation; kept by a hash of source, target and Triton
+record     a call of the public interface on tensors without data -> the Programs that reach an executor
+kernels    a Program -> the kernels of its launches, on a machine of that kind
+measure    a kernel -> registers, spills, shared memory, marks of miscompilation; kept by a hash
 """
 
 from __future__ import annotations
@@ -77,7 +77,14 @@ class Call:
 def record(make: Callable[[], Any]) -> list[Call]:
     calls: list[Call] = []
 
-    def run(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    def run(
+        program: Program,
+        operands: Sequence[Tensor],
+        batch: tuple[int, ...],
+        n: int,
+        k: int,
+        dtypes: Sequence[torch.dtype],
+    ) -> list[Tensor]:
         calls.append(Call(program, tuple(operands), tuple(batch), n, k, tuple(dtypes)))
         return operator._shapes(operands, program.text, (*batch, n, k), operator.type_names(*dtypes))
 
@@ -103,7 +110,10 @@ def on(target: Target, tf32: bool) -> Iterator[None]:
     """Plans inside are those for a machine of that kind."""
     for kept in (plan._plans, lists._plans):
         kept.clear()
-    with mock.patch.object(select, "limits_of", lambda *_: target.limits), mock.patch.object(plan, "tf32_allowed", lambda: tf32):
+    with (
+        mock.patch.object(select, "limits_of", lambda *_: target.limits),
+        mock.patch.object(plan, "tf32_allowed", lambda: tf32),
+    ):
         yield
     for kept in (plan._plans, lists._plans):
         kept.clear()
@@ -119,25 +129,8 @@ def kernels(call: Call, target: Target, tf32: bool) -> list[Made]:
         return chosen(need, *rest)
 
     with on(target, tf32), mock.patch.object(select, "tiles", tiles):
-        if call.program.outputs[0].fold in ("topk", "bottomk") and len(call.program.outputs) == 1:
-            by_threshold = lists.why_not_threshold(call.program, call.operands, call.batch, call.n, call.k) is None
-            if by_threshold:
-                p = lists._plan(call.program, call.operands, call.batch, call.n, call.k)
-                assert not isinstance(p, str)
-                parts = ("sample", "tau", "append", "select", "rescore", "sort")
-                scores = ("sample", "append", "rescore")
-                made = [(part, getattr(p, part)) for part in parts if getattr(p, part) is not None]
-                products = _products(call)
-                return [Made(part, _portable(kernel, target), p.scores.tiles if part in scores else None, None, products if part in scores else ())
-                        for part, kernel in made]  # fmt: skip
-            if plan.long_list(call.program.outputs[0]):
-                part = lists.scores_of(call.program)
-                (piece,) = plan.pieces(part, ((),))
-                wide = torch.float64 if any(t.dtype == torch.float64 for t in call.operands) else torch.float32
-                shape = (*call.batch, call.n, call.k)
-                launch = plan.plan_piece(piece, call.operands, call.batch, call.n, call.k, [[0]], [[(shape, wide)]], target.limits, tf32,
-                                         (0, call.n, 0, call.k))  # fmt: skip
-                return [Made("chunk of scores", launch.kernel, launch.tiles, None, _products(call))]
+        if plan.long_list(call.program.outputs[0]):
+            return _long_list(call, target, tf32)
         needs.clear()
         launches, _ = plan.plan(call.program, call.operands, call.batch, call.n, call.k, call.dtypes)
     made = []
@@ -151,10 +144,34 @@ def kernels(call: Call, target: Target, tf32: bool) -> list[Made]:
     return made
 
 
+def _long_list(call: Call, target: Target, tf32: bool) -> list[Made]:
+    """The kernels of `lists.run_long_list`."""
+    program, operands, sizes = call.program, call.operands, (call.batch, call.n, call.k)
+    if lists.why_not_threshold(program, operands, *sizes) is None:
+        p = lists._plan(program, operands, *sizes)
+        assert not isinstance(p, str)
+        made = []
+        for part in ("sample", "tau", "append", "select", "rescore", "sort"):
+            kernel = getattr(p, part)
+            scores = part in ("sample", "append", "rescore")
+            if kernel is not None:
+                tiles = p.scores.tiles if scores else None
+                made.append(Made(part, _portable(kernel, target), tiles, None, _products(call) if scores else ()))
+        return made
+    (piece,) = plan.pieces(lists.scores_of(program), ((),))
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
+    shapes = [[((*call.batch, call.n, call.k), wide)]]
+    chunk = (0, call.n, 0, call.k)
+    launch = plan.plan_piece(piece, operands, *sizes, [[0]], shapes, target.limits, tf32, chunk)
+    return [Made("chunk of scores", launch.kernel, launch.tiles, None, _products(call))]
+
+
 def _products(call: Call, outputs: Sequence[int] | None = None) -> tuple[int, ...]:
     wanted = call.program.outputs if outputs is None else [call.program.outputs[j] for j in outputs]
     part = Program(call.program.operands, tuple(wanted), call.program.mask)
-    found = [(leaf.rows, leaf.cols) for leaf in part.leaves()] + [(o.payload, o.payload) for o in wanted if o.payload is not None]
+    found = [(leaf.rows, leaf.cols) for leaf in part.leaves()] + [
+        (o.payload, o.payload) for o in wanted if o.payload is not None
+    ]
     return tuple(call.operands[a].element_size() for a, b in found if call.operands[a].dtype == call.operands[b].dtype)
 
 
@@ -166,6 +183,33 @@ def _portable(kernel: Kernel, target: Target) -> Kernel:
     constants = tuple(False if name == "ASM" else c for name, c in zip(names, kernel.constants, strict=True))
     options = kernel.options
     return Kernel(kernel.fn, kernel.signature, kernel.aligned, constants, options["num_warps"], options["num_stages"])
+
+
+def made(case: Any, target: str) -> dict[str, Made]:
+    """All kernels of a case, by the names of their rows in the table."""
+    found: dict[str, Made] = {}
+    for number, call in enumerate(record(case.make)):
+        for m in kernels(call, TARGETS[target], case.tf32):
+            found[f"{target} | {case.name} | {number} {m.name}"] = m
+    return found
+
+
+def described(m: Made) -> str:
+    """The numbers of the tiles; kernels without tiles are known by their warps."""
+    t, o = m.tiles, m.kernel.options
+    tail = f"{o['num_warps']} warps, {o['num_stages']} stages" + (
+        f", {o['maxnreg']} registers" if "maxnreg" in o else ""
+    )
+    if t is None:
+        return tail
+    return f"{t.bn} x {t.bk} x {'all' if t.resident else t.bd}, {tail}"
+
+
+def expected(m: Made, target: str) -> int | None:
+    """Registers of a thread that selection counted on, where it decides by them."""
+    if m.need is None or m.tiles is None or not m.tiles.resident or m.need.slow_product or target == "gfx942":
+        return None
+    return min(255, select.registers(m.need, m.tiles, TARGETS[target].limits))
 
 
 @dataclass(frozen=True)
@@ -229,7 +273,9 @@ def compile_now(source: Any, gpu: GPUTarget, options: dict[str, Any]) -> Report:
         assert "Compiling entry function" in said, said
         warnings = tuple(line.strip() for line in said.splitlines() if "C75" in line)
         wgmma = len(re.findall(r"\bHGMMA\b", _cuobjdump("-sass", cubin)))
-        return Report(registers, stack + local, shared, wgmma, warnings, tuple(marks.miscompiled(compiled.asm["ttgir"])))
+        return Report(
+            registers, stack + local, shared, wgmma, warnings, tuple(marks.miscompiled(compiled.asm["ttgir"]))
+        )
 
 
 def _amd(text: str, shared: int) -> Report:

@@ -1,8 +1,8 @@
 """The mark of a miscompilation in Triton's GPU IR: the transposed accumulator of a product as operand of another.
 
-`tl.dot(tl.trans(acc), x)`, acc the result of a warp-group product, gives wrong numbers on sm_90 in Triton 3.4.0 to 3.7.0. The operand then
-has a #linear layout, or comes from tt.trans of something computed from a product. A #linear layout that a reshape in a reduction made is
-harmless, so only what flows into an operand counts.
+`tl.dot(tl.trans(acc), x)`, acc the result of a warp-group product, gives wrong numbers on sm_90 in Triton 3.4.0 to
+3.7.0. The operand then has a #linear layout, or comes from tt.trans of something computed from a product. A #linear
+layout that a reshape in a reduction made is harmless, so only what flows into an operand counts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,22 @@ from dataclasses import dataclass, field
 PRODUCTS = ("ttng.warp_group_dot", "tt.dot", "tt.dot_scaled", "ttng.tc_gen5_mma", "ttng.tc_gen5_mma_scaled")
 # what moves or converts a tensor and computes nothing from it
 MOVES = (
-    "ttg.convert_layout", "ttg.local_alloc", "ttg.local_load", "ttg.memdesc_trans", "ttg.memdesc_index", "ttg.memdesc_subview",
-    "ttg.memdesc_reshape", "ttng.warp_group_dot_wait", "tt.trans", "tt.fp_to_fp", "arith.truncf", "arith.extf", "arith.bitcast",
-    "tt.bitcast", "carried",
-)  # fmt: skip
+    "ttg.convert_layout",
+    "ttg.local_alloc",
+    "ttg.local_load",
+    "ttg.memdesc_trans",
+    "ttg.memdesc_index",
+    "ttg.memdesc_subview",
+    "ttg.memdesc_reshape",
+    "ttng.warp_group_dot_wait",
+    "tt.trans",
+    "tt.fp_to_fp",
+    "arith.truncf",
+    "arith.extf",
+    "arith.bitcast",
+    "tt.bitcast",
+    "carried",
+)
 FROM_MEMORY = ("tt.load", "tt.descriptor_load", "ttg.async_copy_global_to_local", "ttng.async_tma_copy_global_to_local")
 
 _DEFINED = re.compile(r"^\s*%([\w$.-]+)(?::(\d+))? = \"?([\w.]+)\"?")
@@ -33,13 +45,13 @@ class _Value:
 
 
 class _Flow:
-    """Values and what each is made of, from the printed IR. Names are resolved line by line, as sibling regions use a name again."""
+    """Values and what each is made of, from the printed IR; names line by line, as sibling regions use a name again."""
 
     def __init__(self, ttgir: str) -> None:
         self.values: list[_Value] = []
         self.products: list[tuple[str, list[int]]] = []  # (line, operands of the product, without its accumulator)
         self._names: dict[str, int] = {}
-        regions: list[tuple[list[int], list[int]]] = []  # of each open region: its carried arguments, the results that a yield gives
+        regions: list[tuple[list[int], list[int]]] = []  # open ones: carried arguments, and results that a yield gives
         for line in ttgir.splitlines():
             text = line.split(" loc(")[0]
             found = _DEFINED.match(text)
@@ -53,7 +65,10 @@ class _Flow:
                     self.products.append((text.strip(), self._resolve(body.split("{")[0])[:2]))
                 if op == "scf.for":
                     head = body.split("iter_args(")[-1].split(") ->")[0] if "iter_args(" in body else ""
-                    carried = [self._add("carried", a.group(1), self._resolve("%" + a.group(2)), a.group(1)) for a in _LOOP.finditer(head)]
+                    carried = [
+                        self._add("carried", a.group(1), self._resolve("%" + a.group(2)), a.group(1))
+                        for a in _LOOP.finditer(head)
+                    ]
                 if op.startswith("scf."):
                     # the line names the layouts of all results; a result's own is on the line of what the region yields
                     results = [self._add("carried", "", [], f"{name}#{i}") for i in range(int(count or 1))]

@@ -11,13 +11,11 @@ from typing import Any
 import bad_kernels
 import compile_leg as leg
 import pytest
-import torch
-from compile_cases import CASES, Case
+from compile_cases import CASES, PAIRS, Case
 from marks import miscompiled
 from triton.compiler import ASTSource
 
 from tilefold import folds
-from tilefold.execute import select
 from tilefold.execute.triton import generate
 from tilefold.program import Output
 
@@ -25,16 +23,7 @@ SAME = 4  # registers that a configuration may differ from the table's, for the 
 OTHER = 40  # and for a version that the table does not hold
 DECLARED = 48  # and by which it may exceed what selection counted: SLACK, and what a masked last step adds
 
-PAIRS = [(case, target) for case in CASES for target in case.targets]
 RUNS = [pytest.param(case, target, id=f"{target} {case.name}") for case, target in PAIRS]
-
-
-def made(case: Case, target: str) -> dict[str, leg.Made]:
-    found: dict[str, leg.Made] = {}
-    for number, call in enumerate(leg.record(case.make)):
-        for m in leg.kernels(call, leg.TARGETS[target], case.tf32):
-            found[f"{target} | {case.name} | {number} {m.name}"] = m
-    return found
 
 
 def table() -> dict[str, Any]:
@@ -48,7 +37,7 @@ REGENERATE = "regenerate the table: python scripts/compile_table.py"
 def test_compiles_without_spills(case: Case, target: str) -> None:
     known = table()
     wrong: list[str] = []
-    for name, m in made(case, target).items():
+    for name, m in leg.made(case, target).items():
         report = leg.measure(m.kernel, leg.TARGETS[target])
         wrong += [f"{name}: {what}" for what in problems(m, target, report, known.get(name))]
     assert not wrong, "\n".join(wrong)
@@ -67,13 +56,13 @@ def problems(m: leg.Made, target: str, report: leg.Report, entry: dict[str, Any]
         found += [f"an operand that Triton < 3.7.1 compiles wrongly: {line}" for line in report.miscompiled]
         if 2 in m.products and not report.wgmma and not note:
             found.append("no warp-group product, though 16-bit operands are multiplied")
-    counted = expected(m, target)
+    counted = leg.expected(m, target)
     if counted is not None and report.registers > counted + DECLARED and not note:
         found.append(f"{report.registers} registers, where selection counts {counted} + {DECLARED}")
     if entry is None:
         return [*found, f"not in the table; {REGENERATE}"]
-    if entry["tiles"] != described(m):
-        found.append(f"tiles {described(m)}, in the table {entry['tiles']}; {REGENERATE}")
+    if entry["tiles"] != leg.described(m):
+        found.append(f"tiles {leg.described(m)}, in the table {entry['tiles']}; {REGENERATE}")
         return found
     near, within = entry["measured"].get(leg.VERSION), SAME
     if near is None:
@@ -87,28 +76,12 @@ def problems(m: leg.Made, target: str, report: leg.Report, entry: dict[str, Any]
     return found
 
 
-def described(m: leg.Made) -> str:
-    """The numbers of the tiles; kernels without tiles are known by their warps."""
-    t, o = m.tiles, m.kernel.options
-    tail = f"{o['num_warps']} warps, {o['num_stages']} stages" + (f", {o['maxnreg']} registers" if "maxnreg" in o else "")
-    if t is None:
-        return tail
-    return f"{t.bn} x {t.bk} x {'all' if t.resident else t.bd}, {tail}"
-
-
-def expected(m: leg.Made, target: str) -> int | None:
-    """Registers of a thread that selection counted on, where it decides by them."""
-    if m.need is None or m.tiles is None or not m.tiles.resident or m.need.slow_product or target == "gfx942":
-        return None
-    return min(255, select.registers(m.need, m.tiles, leg.TARGETS[target].limits))
-
-
 def test_the_table_holds_what_is_compiled_and_nothing_else() -> None:
     names: set[str] = set()
     kernels: set[tuple[str, int]] = set()
     keep = []
     for case, target in PAIRS:
-        found = made(case, target)
+        found = leg.made(case, target)
         keep.append(found)
         names |= found.keys()
         kernels |= {(target, id(m.kernel)) for m in found.values()}
@@ -122,8 +95,16 @@ def test_every_spill_in_the_table_has_a_reason() -> None:
 
 
 def test_every_fold_is_compiled() -> None:
-    done = {o.fold for case in CASES if "sm_90" in case.targets for call in leg.record(case.make) for o in call.program.outputs}
-    shipped = {name for name, f in folds.registered().items() if f.__module__.startswith("tilefold.") and f.jit is not None}
+    done = {
+        o.fold
+        for case in CASES
+        if "sm_90" in case.targets
+        for call in leg.record(case.make)
+        for o in call.program.outputs
+    }
+    shipped = {
+        name for name, f in folds.registered().items() if f.__module__.startswith("tilefold.") and f.jit is not None
+    }
     assert shipped <= done
 
 
@@ -134,7 +115,9 @@ def declared(fold: folds.Fold) -> int:
     return sum(width[0] if width else 1 for _, _, *width in generate.jit_state(fold))
 
 
-@pytest.mark.parametrize("name", sorted(n for n, f in folds.registered().items() if f.__module__.startswith("tilefold.")))
+@pytest.mark.parametrize(
+    "name", sorted(n for n, f in folds.registered().items() if f.__module__.startswith("tilefold."))
+)
 def test_a_fold_declares_the_registers_of_its_state(name: str) -> None:
     options = (("k", 10),) if name in ("topk", "bottomk") else ()
     payload = 2 if name in ("softmax_sum", "weighted_sum") else None
@@ -149,7 +132,9 @@ def test_a_fold_declares_the_registers_of_its_state(name: str) -> None:
 
 
 def compiled(fn: Any, out: str, cast_first: bool = False, warps: int = 4) -> Any:
-    signature = {"x": "*fp16", "y": "*fp16", "out": out, "n": "i32"} | dict.fromkeys(("B", "D", "CAST_FIRST"), "constexpr")
+    signature = {"x": "*fp16", "y": "*fp16", "out": out, "n": "i32"} | dict.fromkeys(
+        ("B", "D", "CAST_FIRST"), "constexpr"
+    )
     constants = {(4,): 128, (5,): 64, (6,): cast_first}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(3)}
     source = ASTSource(fn, signature=signature, constexprs=constants, attrs=aligned)

@@ -1,7 +1,7 @@
 """Which executor runs a Program.
 
-The default: the Triton loops on a GPU that they support, eager everywhere else. `TILEFOLD_BACKEND` or `with backend("eager")` choose one;
-an executor that was asked for and can't run is an error, never a silent fall-back.
+The default: the Triton loops on a GPU that they support, eager everywhere else. `TILEFOLD_BACKEND` or
+`with backend("eager")` choose one; an executor that was asked for and can't run is an error, never a silent fall-back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ def why_not_triton(device_type: str, device_index: int | None) -> str | None:
     if (missing := _triton_missing()) is not None:
         return missing
     if device_type == "cpu":
-        return None if os.environ.get("TRITON_INTERPRET") == "1" else "the tensors are on the CPU (TRITON_INTERPRET=1 interprets the loops there)"
+        return (
+            None
+            if os.environ.get("TRITON_INTERPRET") == "1"
+            else "the tensors are on the CPU (TRITON_INTERPRET=1 interprets the loops there)"
+        )
     if device_type != "cuda":
         return f"no Triton loops for {device_type} devices"
     if torch.version.hip is None and torch.cuda.get_device_capability(device_index) < (8, 0):
@@ -75,7 +79,7 @@ def _say_once(text: str) -> None:
 
 
 def choose(program: Program, operands: Sequence[Tensor]) -> str:
-    """"eager" or "triton".
+    """ "eager" or "triton".
 
     Raises:
         BackendError: the executor that was asked for can't run this.

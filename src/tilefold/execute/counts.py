@@ -12,7 +12,19 @@ from .. import folds
 from ..machine import Counts
 from ..program import Data, Leaf, Op, Program, walk
 
-EXPS = {"exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log1p": 1, "tanh": 2, "sigmoid": 2, "erf": 1, "gumbel": 2, "pow": 2}
+EXPS = {
+    "exp": 1,
+    "exp2": 1,
+    "expm1": 1,
+    "log": 1,
+    "log2": 1,
+    "log1p": 1,
+    "tanh": 2,
+    "sigmoid": 2,
+    "erf": 1,
+    "gumbel": 2,
+    "pow": 2,
+}
 
 
 def _product_dtype(a: Tensor, b: Tensor) -> str:
@@ -53,7 +65,8 @@ def fused(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
     cost = [folds.lookup(o).cost for o in program.outputs]
     return Counts(
         flops=_flops(program, operands, pairs),
-        bytes=sum(float(t.numel()) * t.element_size() for t in operands) + _result_bytes(program, operands, batch, n, k),
+        bytes=sum(float(t.numel()) * t.element_size() for t in operands)
+        + _result_bytes(program, operands, batch, n, k),
         exps=pairs * (sum(EXPS.get(x.name, 0) for x in nodes) + sum(c.exps for c in cost)),
         ops=pairs * (len(nodes) + sum(c.ops for c in cost)),
         launches=len({o.axis for o in program.outputs}),
@@ -67,12 +80,24 @@ def materialised(program: Program, operands: Sequence[Tensor], batch: tuple[int,
     made = [x for x in walk(*program.roots()) if isinstance(x, (Leaf, Op)) and len(x.varies) == 2]
     reads = sum(len([a for a in x.args if len(a.varies) == 2 and not isinstance(a, Data)]) for x in made)
     reads += sum(2 if folds.lookup(o).cost.exps else 1 for o in program.outputs)
-    size = max((torch.promote_types(operands[leaf.rows].dtype, operands[leaf.cols].dtype).itemsize for leaf in program.leaves()), default=4)
+    size = max(
+        (
+            torch.promote_types(operands[leaf.rows].dtype, operands[leaf.cols].dtype).itemsize
+            for leaf in program.leaves()
+        ),
+        default=4,
+    )
     moved = pairs * size * (len(made) + reads)
     return Counts(once.flops, once.bytes + moved, once.exps, once.ops, len(made) + len(program.outputs))
 
 
 def matrix_bytes(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int) -> float:
     """The size of one [N, K] matrix of scores in the operands' type."""
-    size = max((torch.promote_types(operands[leaf.rows].dtype, operands[leaf.cols].dtype).itemsize for leaf in program.leaves()), default=4)
+    size = max(
+        (
+            torch.promote_types(operands[leaf.rows].dtype, operands[leaf.cols].dtype).itemsize
+            for leaf in program.leaves()
+        ),
+        default=4,
+    )
     return float(math.prod(batch)) * n * k * size

@@ -1,8 +1,8 @@
-"""A Program run tile by tile in PyTorch, on any device: the default on a CPU and the semantics that every executor is checked against.
+"""A Program run tile by tile in PyTorch, on any device: the default on a CPU, and what every executor is checked against.
 
-A tile of scores and its temporaries stay in the cache. What varies only with the row is computed once per row tile, what varies with
-nothing once. Outputs per row keep a state per row tile; sums per column go to their accumulator tile by tile, so that
-a backward pass evaluates each score once for both sides.
+A tile of scores and its temporaries stay in the cache. What varies only with the row is computed once per row tile, what
+varies with nothing once. Outputs per row keep a state per row tile; sums per column go to their accumulator tile by tile,
+so that a backward pass evaluates each score once for both sides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ TORCH: dict[str, tuple[Callable[..., Tensor], bool]] = {
     **{
         name: (getattr(torch, torch_name), True)
         for name, torch_name in {
-            "add": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow", "maximum": "maximum", "minimum": "minimum",
+            "add": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow",
+            "maximum": "maximum", "minimum": "minimum",
             "neg": "neg", "abs": "abs", "square": "square", "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2",
             "log1p": "log1p", "expm1": "expm1", "sqrt": "sqrt", "rsqrt": "rsqrt", "reciprocal": "reciprocal",
             "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf", "sin": "sin", "cos": "cos", "sign": "sign",
@@ -90,7 +91,12 @@ def _plan(program: Program) -> _Plan:
         n = nodes[i]
         return n.varies == tile and n.type == "float" and isinstance(n, (Op, Leaf)) and i not in pinned
 
-    groups: dict[frozenset[str], list[_Step]] = {frozenset(): [], frozenset(("row",)): [], frozenset(("col",)): [], tile: []}
+    groups: dict[frozenset[str], list[_Step]] = {
+        frozenset(): [],
+        frozenset(("row",)): [],
+        frozenset(("col",)): [],
+        tile: [],
+    }
     for i, node in enumerate(nodes):
         args = tuple(slot[a] for a in node.args)
         reuse = None
@@ -100,10 +106,8 @@ def _plan(program: Program) -> _Plan:
             if has_out and temporary(i):
                 reuse = next((a for a in args if temporary(a) and last[a] == i and a not in roots), None)
         groups[node.varies].append(_Step(node, i, fn, args, reuse))
-    owned = tuple(
-        temporary(r) and r not in last and r not in roots[j + 1 :] for j, r in enumerate(roots)
-    )
-    at = lambda e: None if e is None else slot[e]  # noqa: E731
+    owned = tuple(temporary(r) and r not in last and r not in roots[j + 1 :] for j, r in enumerate(roots))
+    at: Callable[[Expr | None], int | None] = lambda e: None if e is None else slot[e]
     return _Plan(
         len(nodes),
         tuple(groups[frozenset()]),
@@ -134,7 +138,7 @@ class _Box:
 
 
 def _boxes(operands: Sequence[Tensor], batch: tuple[int, ...], target: int) -> Iterator[_Box]:
-    """Splits the batch into boxes of about `target` entries: whole trailing dimensions, a part of one, one of each leading one."""
+    """The batch in boxes of about `target` entries: whole trailing dimensions, a part of one, one of each leading one."""
     if not batch:
         yield _Box((), (), [t.unsqueeze(0) for t in operands])
         return
@@ -180,7 +184,14 @@ def _mm_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 class _Accumulator:
     """A result that boxes and tiles add to: [*batch of `like`, length(, width)], wide."""
 
-    def __init__(self, shape: tuple[int, ...], batch: tuple[int, ...], like: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        batch: tuple[int, ...],
+        like: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         lead = batch if like is None else (1,) * (len(batch) - like.dim() + 2) + tuple(like.shape[:-2])
         self.value = torch.zeros(*lead, *shape, dtype=dtype, device=device)
         self.lead = lead
@@ -203,7 +214,8 @@ class _Accumulator:
         value = value.expand(box.count, *value.shape[1:]).reshape(*box.size, *value.shape[1:])
         if summed:
             value = value.sum(summed, keepdim=True)
-        part[(..., *index)].add_(value)
+        at: tuple[Any, ...] = (..., *index)
+        part[at].add_(value)
 
     def add_product(self, box: _Box, index: slice, p: Tensor, v: Tensor) -> None:
         """Adds p [Bt, J, M] @ v [Bt, M, Dv] to the rows `index`."""
@@ -264,9 +276,12 @@ def run(
         # one tile of rows: its results are the results
         (box,) = _boxes(operands, batch, per_box)
         return _run_box(program, plan, box, n, k, bn, bk, wide, payload_dtypes)
-    results = [_allocate(o, f, program, operands, batch, n, k, wide, d, device) for o, f, d in zip(program.outputs, plan.folds, payload_dtypes, strict=True)]
+    results = [
+        _allocate(o, f, program, operands, batch, n, k, wide, d, device)
+        for o, f, d in zip(program.outputs, plan.folds, payload_dtypes, strict=True)
+    ]
     if empty:
-        _finish_empty(program, plan, operands, batch, n, k, wide, results)
+        _finish_empty(plan, operands, batch, n, k, wide, results)
         return _flatten(program, results, payload_dtypes)
     for box in _boxes(operands, batch, per_box):
         _run_box(program, plan, box, n, k, bn, bk, wide, payload_dtypes, results)
@@ -277,7 +292,18 @@ def _width(program: Program, operands: Sequence[Tensor], payload: int | None) ->
     return 0 if payload is None else operands[payload].shape[-1]
 
 
-def _allocate(o: Any, fold: folds.Fold, program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, wide: torch.dtype, dtype: torch.dtype, device: torch.device) -> Any:
+def _allocate(
+    o: Any,
+    fold: folds.Fold,
+    program: Program,
+    operands: Sequence[Tensor],
+    batch: tuple[int, ...],
+    n: int,
+    k: int,
+    wide: torch.dtype,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Any:
     like = None if o.like is None else operands[o.like]
     if o.axis == "tile":
         return _Accumulator((n, k), batch, like, wide, device)
@@ -308,9 +334,17 @@ def _flatten(program: Program, results: list[Any], dtypes: Sequence[torch.dtype]
     return flat
 
 
-def _finish_empty(program: Program, plan: _Plan, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, wide: torch.dtype, results: list[Any]) -> None:
+def _finish_empty(
+    plan: _Plan,
+    operands: Sequence[Tensor],
+    batch: tuple[int, ...],
+    n: int,
+    k: int,
+    wide: torch.dtype,
+    results: list[Any],
+) -> None:
     """No score at all: every row gets the result of the initial state."""
-    for o, fold, made in zip(program.outputs, plan.folds, results, strict=True):
+    for fold, made in zip(plan.folds, results, strict=True):
         if isinstance(made, _Accumulator):
             continue
         state = fold.init((*batch, n), wide, operands[0].device)
@@ -328,7 +362,7 @@ class _Visible:
     def __init__(self, mask: Mask, lo: Tensor | None, hi: Tensor | None, own: int, other: int, tile: int) -> None:
         self.axis = mask.axis
         self.tile = tile
-        bounds = []
+        bounds: list[list[int] | None] = []
         for values, pick in ((lo, "amin"), (lo, "amax"), (hi, "amin"), (hi, "amax")):
             if values is None:
                 bounds.append(None)
@@ -341,16 +375,32 @@ class _Visible:
         self.lo_min, self.lo_max, self.hi_min, self.hi_max = bounds
 
     def kind(self, n0: int, n1: int, k0: int, k1: int) -> str:
-        """"none", "some" or "all" of the tile may be visible."""
+        """ "none", "some" or "all" of the tile may be visible."""
         own, start, stop = (n0 // self.tile, k0, k1) if self.axis == "row" else (k0 // self.tile, n0, n1)
-        if self.lo_min is not None and self.lo_min[own] >= stop or self.hi_max is not None and self.hi_max[own] <= start:
+        if (
+            self.lo_min is not None
+            and self.lo_min[own] >= stop
+            or self.hi_max is not None
+            and self.hi_max[own] <= start
+        ):
             return "none"
         if (self.lo_max is None or self.lo_max[own] <= start) and (self.hi_min is None or self.hi_min[own] >= stop):
             return "all"
         return "some"
 
 
-def _run_box(program: Program, plan: _Plan, box: _Box, n: int, k: int, bn: int, bk: int, wide: torch.dtype, dtypes: Sequence[torch.dtype], results: list[Any] | None = None) -> list[Tensor]:
+def _run_box(
+    program: Program,
+    plan: _Plan,
+    box: _Box,
+    n: int,
+    k: int,
+    bn: int,
+    bk: int,
+    wide: torch.dtype,
+    dtypes: Sequence[torch.dtype],
+    results: list[Any] | None = None,
+) -> list[Tensor]:
     """Folds a box of the batch into `results`, or, where one row tile is all there is, gives its results."""
     device = box.operands[0].device
     mask = program.mask
@@ -379,7 +429,9 @@ def _run_box(program: Program, plan: _Plan, box: _Box, n: int, k: int, bn: int, 
             if o.axis == "row":
                 states.append(fold.init((box.count, n1 - n0), wide, device))
                 width = _width(program, box.operands, o.payload)
-                accs.append(None if o.payload is None else torch.zeros(box.count, n1 - n0, width, dtype=wide, device=device))
+                accs.append(
+                    None if o.payload is None else torch.zeros(box.count, n1 - n0, width, dtype=wide, device=device)
+                )
             else:
                 states.append(None)
                 accs.append(None)
@@ -414,7 +466,9 @@ def _as_tensor(value: Any, here: _Context) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=here.device).reshape(1, 1, 1)
 
 
-def _seen(mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None) -> Tensor | None:
+def _seen(
+    mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None
+) -> Tensor | None:
     """The boolean tile of visible scores, or None where all are."""
     if mask is None:
         return None
@@ -438,7 +492,16 @@ def _seen(mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 
-def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context, seen: Tensor | None, states: list[Any], accs: list[Tensor | None], results: list[Any]) -> None:
+def _fold_tile(
+    program: Program,
+    plan: _Plan,
+    values: list[Any],
+    here: _Context,
+    seen: Tensor | None,
+    states: list[Any],
+    accs: list[Tensor | None],
+    results: list[Any],
+) -> None:
     shape = (here.box.count, here.n1 - here.n0, here.k1 - here.k0)
     hidden = None if seen is None else ~seen
     for j, (o, fold) in enumerate(zip(program.outputs, plan.folds, strict=True)):
@@ -451,15 +514,19 @@ def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context,
             s = s.masked_fill_(hidden, fold.fill) if own else s.masked_fill(hidden, fold.fill)
             own = True
         if o.axis == "tile":
+            assert results is not None
             results[j].add(here.box, (slice(here.n0, here.n1), slice(here.k0, here.k1)), s)
         elif o.axis == "col":
+            assert results is not None
             if o.payload is None:
                 results[j].add(here.box, (slice(here.k0, here.k1),), s.sum(-2))
             else:
                 v = _without(here.operand(o.payload, "rows"), hidden, -1)
                 results[j].add_product(here.box, slice(here.k0, here.k1), s.mT, v)
         elif o.payload is None:
-            states[j] = fold.step(states[j], s, here.columns if fold.sees_columns else _NOTHING, seen if fold.sees_mask else None, own)
+            states[j] = fold.step(
+                states[j], s, here.columns if fold.sees_columns else _NOTHING, seen if fold.sees_mask else None, own
+            )
         else:
             cols = here.columns if fold.sees_columns else _NOTHING
             states[j], alpha, p = fold.step(states[j], s, cols, seen if fold.sees_mask else None, own)
@@ -474,7 +541,7 @@ def _fold_tile(program: Program, plan: _Plan, values: list[Any], here: _Context,
 
 
 def _without(v: Tensor, hidden: Tensor | None, axis: int) -> Tensor:
-    """A payload tile with 0 in the rows that nobody in this tile sees: padding may hold anything, and 0 * NaN is NaN."""
+    """A payload tile with 0 in the rows that nobody here sees: padding may hold anything, and 0 * NaN is NaN."""
     if hidden is None:
         return v
     unseen = hidden.all(axis)
@@ -510,7 +577,21 @@ def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc:
 class _Context:
     """Where the pass stands: a box, rows n0..n1, columns k0..k1; and the operands' parts there."""
 
-    def __init__(self, box: _Box, wide: torch.dtype, n: int, k: int, n0: int, n1: int, k0: int, k1: int, device: torch.device, rows_wide: dict[int, Tensor] | None = None, cols_wide: dict[int, Tensor] | None = None, buffers: dict[int, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        box: _Box,
+        wide: torch.dtype,
+        n: int,
+        k: int,
+        n0: int,
+        n1: int,
+        k0: int,
+        k1: int,
+        device: torch.device,
+        rows_wide: dict[int, Tensor] | None = None,
+        cols_wide: dict[int, Tensor] | None = None,
+        buffers: dict[int, Tensor] | None = None,
+    ) -> None:
         self.box, self.wide, self.n, self.k, self.device = box, wide, n, k, device
         self.n0, self.n1, self.k0, self.k1 = n0, n1, k0, k1
         self._rows_wide = {} if rows_wide is None else rows_wide
@@ -539,7 +620,9 @@ class _Context:
 
     def operand(self, i: int, kind: str) -> Tensor:
         """The tile of a "rows" or "cols" operand, wide."""
-        store, start, stop = (self._rows_wide, self.n0, self.n1) if kind == "rows" else (self._cols_wide, self.k0, self.k1)
+        store, start, stop = (
+            (self._rows_wide, self.n0, self.n1) if kind == "rows" else (self._cols_wide, self.k0, self.k1)
+        )
         if i not in store:
             store[i] = self.box.operands[i][:, start:stop].to(self.wide)
         return store[i]
@@ -577,7 +660,9 @@ def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> No
                 if step.reuse is not None:
                     target = values[step.reuse]
                     # a tile may still be one for the whole box while another argument has one per entry
-                    if target.shape[0] == here.box.count or all(a.shape[0] == 1 for a in args if isinstance(a, Tensor) and a.dim() == 3):
+                    if target.shape[0] == here.box.count or all(
+                        a.shape[0] == 1 for a in args if isinstance(a, Tensor) and a.dim() == 3
+                    ):
                         values[step.out] = step.fn(*_tensors(node, args, here), out=target)
                         continue
                 values[step.out] = step.fn(*_tensors(node, args, here))
@@ -600,15 +685,23 @@ def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
     fixed = list(args)
     if node.name in ("add", "mul") and not isinstance(fixed[0], Tensor):
         fixed.reverse()
-    needs = node.name in ("maximum", "minimum", "and", "or", "xor", "isnan", "isinf", "where") or not isinstance(fixed[0], Tensor)
+    needs = node.name in ("maximum", "minimum", "and", "or", "xor", "isnan", "isinf", "where") or not isinstance(
+        fixed[0], Tensor
+    )
     if not needs:
         return fixed
-    return [a if isinstance(a, Tensor) else torch.tensor(a, device=here.device, dtype=here.wide if isinstance(a, float) else None) for a in fixed]
+    return [
+        a
+        if isinstance(a, Tensor)
+        else torch.tensor(a, device=here.device, dtype=here.wide if isinstance(a, float) else None)
+        for a in fixed
+    ]
 
 
 def _special(node: Op, args: list[Any], here: _Context) -> Any:
     if node.name == "float":
         return _as_tensor(args[0], here).to(here.wide)
     if node.name == "gumbel":
-        return folds.gumbel(*(_as_tensor(a, here) for a in args), dtype=here.wide)
+        seed, stream, position, column = (_as_tensor(a, here) for a in args)
+        return folds.gumbel(seed, stream, position, column, here.wide)
     raise ValueError(f"operation {node.name!r} is not known to the eager executor")

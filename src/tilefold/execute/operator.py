@@ -2,16 +2,15 @@
 
     tilefold::fold(Tensor[] operands, str program, SymInt[] sizes, str dtypes) -> Tensor[]
 
-torch.compile, export, vmap and the autograd engine see these two and nothing below. What is saved for the backward pass: the operands
-and the results, which are O(N). The gradient operator has no derivative: a second one raises.
+torch.compile, export, vmap and the autograd engine see these two and nothing below. What is saved for the backward pass:
+the operands and the results, which are O(N). The gradient operator has no derivative: a second one raises.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
-
-import functools
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ _library.define("fold_backward(Tensor[] operands, str program, SymInt[] sizes, s
 
 @functools.lru_cache(maxsize=256)
 def named_types(names: str) -> tuple[torch.dtype, ...]:
-    """("float32 bfloat16") -> (torch.float32, torch.bfloat16): lists of types can't pass through every tracer, text can."""
+    """("float32 bfloat16") -> (torch.float32, torch.bfloat16): types can't pass through every tracer, text can."""
     return tuple(getattr(torch, name) for name in names.split())
 
 
@@ -114,7 +113,8 @@ def pull_back(
     for t, o, value in zip(plan.targets, plan.program.outputs, outputs, strict=True):
         operand = operands[t]
         value = _onto(value, o.axis, program, t, operand)
-        answer[t] = value if answer[t] is None else answer[t] + value
+        have = answer[t]
+        answer[t] = value if have is None else have + value
     return [None if g is None else g.to(t.dtype) for g, t in zip(answer, operands, strict=True)]
 
 
@@ -131,7 +131,11 @@ def _onto(value: Tensor, axis: str, program: str, target: int, operand: Tensor) 
 
 
 def _gradient_operands(
-    plan: Gradient, program: str, operands: Sequence[Tensor], results: tuple[Tensor, ...], grads: tuple[Tensor | None, ...]
+    plan: Gradient,
+    program: str,
+    operands: Sequence[Tensor],
+    results: tuple[Tensor, ...],
+    grads: tuple[Tensor | None, ...],
 ) -> list[Tensor]:
     parts = result_slices(Program.parse(program))
     made = []
@@ -147,8 +151,10 @@ def _gradient_operands(
 def _row_dot(a: Tensor, b: Tensor) -> Tensor:
     """a_i . b_i of each row, [.., N], accumulated in float32 or wider."""
     if not torch.compiler.is_compiling() and _direct((a, b)):
-        return _FoldBackward.apply(ROW_DOT, [*a.shape], "float32", a, b)[0]  # type: ignore[no-any-return]
-    return torch.ops.tilefold.fold_backward([a, b], ROW_DOT, [*a.shape], "float32")[0]  # type: ignore[no-any-return]
+        outputs: Sequence[Tensor] = _FoldBackward.apply(ROW_DOT, [*a.shape], "float32", a, b)
+    else:
+        outputs = torch.ops.tilefold.fold_backward([a, b], ROW_DOT, [*a.shape], "float32")
+    return outputs[0]
 
 
 def _no_second_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -159,11 +165,13 @@ def _no_second_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any
 
 
 torch.library.register_autograd("tilefold::fold", _backward, setup_context=_setup_context, lib=_library)
-torch.library.register_autograd("tilefold::fold_backward", _no_second_derivative, setup_context=lambda ctx, inputs, output: None, lib=_library)
+torch.library.register_autograd(
+    "tilefold::fold_backward", _no_second_derivative, setup_context=lambda ctx, inputs, output: None, lib=_library
+)
 
 
 class _Fold(torch.autograd.Function):
-    """The operator outside tracing: serves torch.func's transforms, and costs a third of the registered formula per call."""
+    """The operator outside tracing: serves torch.func's transforms, at a third of the registered formula's cost per call."""
 
     generate_vmap_rule = False
 
@@ -189,12 +197,15 @@ class _Fold(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise GradientError(
-            "jvp: a forward-mode derivative through a fold was asked for; only reverse mode (backward, torch.func.grad) is defined. "
+            "jvp: a forward-mode derivative through a fold was asked for; "
+            "only reverse mode (backward, torch.func.grad) is defined. "
             "Use s.materialize() for a score matrix that fits in memory."
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], program: str, sizes: Sequence[int], dtypes: str, *operands: Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], program: str, sizes: Sequence[int], dtypes: str, *operands: Tensor
+    ) -> Any:
         moved = _batched(info.batch_size, in_dims[3:], operands, len(sizes), False)
         out = _Fold.apply(program, [info.batch_size, *sizes], dtypes, *moved)
         return out, (0,) * len(out)
@@ -218,13 +229,17 @@ class _FoldBackward(torch.autograd.Function):
         return _no_second_derivative(ctx, grads)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], program: str, sizes: Sequence[int], dtypes: str, *operands: Tensor) -> Any:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], program: str, sizes: Sequence[int], dtypes: str, *operands: Tensor
+    ) -> Any:
         moved = _batched(info.batch_size, in_dims[3:], operands, len(sizes), True)
         out = _FoldBackward.apply(program, [info.batch_size, *sizes], dtypes, *moved)
         return out, (0,) * len(out)
 
 
-def _batched(size: int, in_dims: Sequence[int | None], operands: Sequence[Tensor], rank: int, every: bool) -> list[Tensor]:
+def _batched(
+    size: int, in_dims: Sequence[int | None], operands: Sequence[Tensor], rank: int, every: bool
+) -> list[Tensor]:
     """Operands with the mapped dimension in front; `every`: also those that all entries share."""
     moved = []
     for t, d in zip(operands, in_dims, strict=True):
@@ -247,9 +262,11 @@ def fold(operands: list[Tensor], program: str, sizes: Sequence[int], dtypes: str
         dtypes: `type_names` of each output's payload result
     """
     if torch.compiler.is_compiling() or not _direct(operands):
-        return torch.ops.tilefold.fold(operands, program, sizes, dtypes)  # type: ignore[no-any-return]
+        traced: Sequence[Tensor] = torch.ops.tilefold.fold(operands, program, sizes, dtypes)
+        return traced
     if torch._C._are_functorch_transforms_active() or _wants_derivative(operands):
-        return _Fold.apply(program, sizes, dtypes, *operands)  # type: ignore[no-any-return]
+        recorded: Sequence[Tensor] = _Fold.apply(program, sizes, dtypes, *operands)
+        return recorded
     return _run(operands, program, sizes, dtypes)
 
 

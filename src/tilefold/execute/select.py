@@ -195,7 +195,7 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
     addresses = (
         2 * (sum(t.bk * block(d) * size for d, size in need.cols) + pay) // 16
     )  # 64 bits for each 16 bytes of a tile
-    return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS + 6 * max(0, t.stages - 2)
+    return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS + 6 * max(0, t.stages - 2) + 28 * need.masked
 
 
 # A clock and unit: 16-bit matrix, compares, exponentials, bytes from the second-level cache, bytes of shared memory.

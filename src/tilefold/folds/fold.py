@@ -8,8 +8,8 @@ A fold reduces a row of scores. It is a monoid on a small state per row:
     finish   the results
 
 The same merge serves tiles, blocks that split K, shards on several GPUs and chunks streamed from the host.
-A fold with a payload [K, Dv] returns from step also a factor alpha for the accumulator and a weight tile P; the executor owns
-acc = alpha * acc + P @ payload.
+A fold with a payload [K, Dv] returns from step also a factor alpha for the accumulator and a weight tile P; the executor
+owns acc = alpha * acc + P @ payload.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def finite(x: Tensor) -> Tensor:
 
 
 def seen(lse: Tensor) -> Tensor:
-    """A log-sum-exp, with 0 where no column is visible: exp(s - seen(lse)) is the softmax, and as in torch NaN at a score of +inf."""
+    """A log-sum-exp, with 0 where no column is visible: exp(s - seen(lse)) is the softmax, NaN at +inf as in torch."""
     return torch.nan_to_num(lse, nan=float("nan"), posinf=float("inf"), neginf=0.0)
 
 
@@ -115,7 +115,7 @@ class Fold(ABC):
 
         Args:
             cols: [BK] the columns' numbers where `sees_columns`, else an empty tensor
-            visible: [.., BN, BK] where some column of the tile is hidden (s holds `fill` there) and `sees_mask`, else None
+            visible: [.., BN, BK] where a column of the tile is hidden (s holds `fill` there) and `sees_mask`, else None
             own: whether s may be overwritten
         Returns:
             the state; with a payload (state, alpha [.., BN] or None for 1, P [.., BN, BK])
@@ -142,11 +142,14 @@ class Fold(ABC):
         raise NotImplementedError(f"the fold {self.name!r} has no gradient")
 
 
-RowFunction = Callable[[tuple[Tensor, ...], tuple["Tensor | None", ...]], Tensor]
+RowFunction = Callable[[tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
 
 
 class Pullback(ABC):
-    """What `Fold.weight` may use to build an expression. Functions get (results, gradients of the results) at run time."""
+    """What `Fold.weight` may use to build an expression.
+
+    Functions get (results, gradients of the results) at run time, and read only gradients that `grads` says are there.
+    """
 
     grads: tuple[bool, ...]  # which results have a gradient
     payload: int | None

@@ -1,7 +1,8 @@
 """The gradient of a Program: again a Program, with sums along both axes.
 
-With w = dL/ds of each output's scores (`Fold.weight`) and the chain rule, leaf g = dL/d(x_i . y_j) gives dx_i = sum_j g y_j (per row) and dy_j = sum_i g x_i
-(per column); a row vector's gradient is sum_j, a column vector's sum_i, a scalar's both.
+With w = dL/ds of each output's scores (`Fold.weight`) and the chain rule, leaf g = dL/d(x_i . y_j) gives
+dx_i = sum_j g y_j (per row) and dy_j = sum_i g x_i (per column); a row vector's gradient is sum_j, a column vector's
+sum_i, a scalar's both.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
@@ -47,7 +49,15 @@ class Gradient:
 
 
 class _Builder(Pullback):
-    def __init__(self, first: int, output: int, payload: int | None, grads: tuple[bool, ...], sources: list[Source], kinds: list[str]) -> None:
+    def __init__(
+        self,
+        first: int,
+        output: int,
+        payload: int | None,
+        grads: tuple[bool, ...],
+        sources: list[Source],
+        kinds: list[str],
+    ) -> None:
         self.grads, self.payload = grads, payload
         self._first, self._output, self._sources, self._kinds = first, output, sources, kinds
         self.payload_gradients: list[tuple[Expr, int]] = []
@@ -128,12 +138,16 @@ def gradient(text: str, needs: tuple[bool, ...], given: tuple[bool, ...]) -> Gra
 
 
 def row_operand(
-    source: Source, results: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], dot: Callable[[Tensor, Tensor], Tensor]
+    source: Source,
+    results: tuple[Tensor, ...],
+    grads: tuple[Tensor | None, ...],
+    dot: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
     """The tensor of a source; `dot` runs ROW_DOT."""
-    value = None if source.fn is None else source.fn(results, grads)
+    given = cast("tuple[Tensor, ...]", grads)  # a fold asks only for those that are there
+    value = None if source.fn is None else source.fn(results, given)
     if source.dot is not None:
-        product = dot(*(fn(results, grads) for fn in source.dot))
+        product = dot(*(fn(results, given) for fn in source.dot))
         value = product if value is None else product - value
     assert value is not None
     return value.unsqueeze(-1) if source.kind == "row" else value

@@ -45,4 +45,4 @@ class LogSumExp(Fold):
         return (lse, torch.where(lse == -float("inf"), 0.0, torch.ones_like(lse))), None
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
-        return b.row(lambda results, grads: grads[0]) * op("exp", s - b.row(lambda results, grads: seen(results[0])))  # type: ignore[arg-type, return-value]
+        return b.row(lambda results, grads: grads[0]) * op("exp", s - b.row(lambda results, grads: seen(results[0])))

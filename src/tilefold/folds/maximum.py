@@ -59,7 +59,7 @@ class _Extreme(Fold):
 
 @register
 class Max(_Extreme):
-    """The largest score of each row, [.., N]; like torch.amax, its gradient is shared equally by the columns that tie."""
+    """The largest score of each row, [.., N]; as in torch.amax, columns that tie share its gradient equally."""
 
     name = "max"
     state = (("m", -float("inf")), ("i", NO_COLUMN), ("c", 0))
@@ -84,10 +84,14 @@ class Max(_Extreme):
         return self._signed(state[0]), state[1], state[2]
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
-        # a lone winner is known by its column, so that a score that is recomputed with other bits still gets its gradient
-        single = op("and", op("le", b.row(lambda r, g: r[2], "int"), 1), op("eq", Index("col"), b.row(lambda r, g: r[1], "int")))
-        tied = op("and", op("gt", b.row(lambda r, g: r[2], "int"), 1), op("eq", s, b.row(lambda r, g: self._signed(r[0]))))
-        share = b.row(lambda r, g: self._signed(g[0] / r[2].clamp(min=1)))  # type: ignore[arg-type, operator]
+        # a lone winner is known by its column: a score that is recomputed with other bits still gets its gradient
+        single = op(
+            "and", op("le", b.row(lambda r, g: r[2], "int"), 1), op("eq", Index("col"), b.row(lambda r, g: r[1], "int"))
+        )
+        tied = op(
+            "and", op("gt", b.row(lambda r, g: r[2], "int"), 1), op("eq", s, b.row(lambda r, g: self._signed(r[0])))
+        )
+        share = b.row(lambda r, g: self._signed(g[0] / r[2].clamp(min=1)))
         return op("where", op("or", single, tied), share, 0.0)
 
 
@@ -144,7 +148,7 @@ class ArgMax(_Extreme):
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
         here = op("eq", Index("col"), b.row(lambda r, g: r[1], "int"))
-        return op("where", here, b.row(lambda r, g: self._signed(g[0])), 0.0)  # type: ignore[arg-type]
+        return op("where", here, b.row(lambda r, g: self._signed(g[0])), 0.0)
 
 
 @register
@@ -187,4 +191,4 @@ class Gather(Fold):
         return (torch.maximum(a[0], b[0]),)
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
-        return b.row(lambda results, grads: grads[0])  # type: ignore[arg-type, return-value]
+        return b.row(lambda results, grads: grads[0])

@@ -1,7 +1,7 @@
 """Count, mean and variance of each row, over its visible columns.
 
 State of the variance: n, mean and M = sum_j (s_j - mean)^2.
-    merge    d = mean_b - mean_a;  mean = mean_a + d n_b / n;  M = M_a + M_b + d^2 n_a n_b / n      (Chan, Golub, LeVeque, 1979)
+    merge    d = mean_b - mean_a;  mean = mean_a + d n_b / n;  M = M_a + M_b + d^2 n_a n_b / n  (Chan, Golub, LeVeque, 1979)
     d/ds     mean: g / n;  variance: 2 g (s - mean) / (n - correction)
 The mean is a differentiable result of the variance too: the merge of column shards needs its gradient.
 """
@@ -67,7 +67,7 @@ class Mean(Fold):
         return (torch.where(n > 0, mean * n, 0.0), n), None
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
-        return b.row(lambda results, grads: grads[0] / results[1])  # type: ignore[operator]
+        return b.row(lambda results, grads: grads[0] / results[1])
 
 
 @register
@@ -118,10 +118,10 @@ class Variance(Fold):
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
         of_variance, of_mean = b.grads[:2]
-        mean = b.row(lambda r, g: g[1] / r[2].clamp(min=1)) if of_mean else None  # type: ignore[operator]
+        mean = b.row(lambda r, g: g[1] / r[2].clamp(min=1)) if of_mean else None
         if not of_variance:
             assert mean is not None
             return mean
-        slope = b.row(lambda r, g: 2.0 * g[0] / (r[2] - self.correction).clamp(min=0))  # type: ignore[operator]
+        slope = b.row(lambda r, g: 2.0 * g[0] / (r[2] - self.correction).clamp(min=0))
         away = slope * (s - b.row(lambda r, g: r[1]))
         return away if mean is None else away + mean

@@ -75,8 +75,8 @@ class SoftmaxSum(Fold):
         p = op("exp", s - b.row(lambda results, grads: seen(results[1])))
         of_output, of_lse = b.grads
         if not of_output:
-            return p * b.row(lambda results, grads: grads[1])  # type: ignore[arg-type, return-value]
-        b.payload_gradient(p, lambda results, grads: grads[0])  # type: ignore[arg-type, return-value]
-        t = b.dot_payload(lambda results, grads: grads[0])  # type: ignore[arg-type, return-value]
+            return p * b.row(lambda results, grads: grads[1])
+        b.payload_gradient(p, lambda results, grads: grads[0])
+        t = b.dot_payload(lambda results, grads: grads[0])
         minus = (lambda results, grads: grads[1]) if of_lse else None
-        return p * (t - b.row_dot(lambda results, grads: grads[0], lambda results, grads: results[0], minus))  # type: ignore[arg-type, return-value]
+        return p * (t - b.row_dot(lambda results, grads: grads[0], lambda results, grads: results[0], minus))

@@ -31,7 +31,7 @@ class Sum(Fold):
         return (a[0] + b[0],)
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
-        return b.row(lambda results, grads: grads[0])  # type: ignore[arg-type, return-value]
+        return b.row(lambda results, grads: grads[0])
 
 
 @register
@@ -63,5 +63,5 @@ class WeightedSum(Fold):
         return (), results[0]
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
-        b.payload_gradient(s, lambda results, grads: grads[0])  # type: ignore[arg-type, return-value]
-        return b.dot_payload(lambda results, grads: grads[0])  # type: ignore[arg-type, return-value]
+        b.payload_gradient(s, lambda results, grads: grads[0])
+        return b.dot_payload(lambda results, grads: grads[0])

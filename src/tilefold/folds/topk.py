@@ -1,7 +1,7 @@
 """The k largest scores of each row and their columns; the k smallest fold the negated score.
 
-State: a list of k (value, column), best first, ties by column; value -inf and column -1 where fewer columns are visible.
-    step     a tile whose maximum does not beat the k-th value of any row is skipped; else the tile's own k best are merged in
+State: a list of k (value, column), best first, ties by column; value -inf and column -1 where fewer columns are seen.
+    step     a tile whose maximum beats the k-th value of no row is skipped; else the tile's own k best are merged in
     d/ds     the gradient of value r goes to its saved column
 """
 
@@ -22,7 +22,7 @@ COMBINABLE_K = 32  # a longer list does not fit in registers beside other folds
 
 @register
 class TopK(Fold):
-    """The k largest scores of each row: (values [.., N, k], columns [.., N, k] int64), best first, ties to the lowest column.
+    """The k largest scores of each row: (values, columns int64) [.., N, k], best first, ties to the lowest column.
 
     Args:
         k: 1 <= k <= 2048; up to 32 combines with other folds in one pass
@@ -82,7 +82,7 @@ class TopK(Fold):
         return (self.sign * results[0], results[1]), None
 
     def public(self, results: tuple[Any, ...]) -> Any:
-        return torch.return_types.topk(results)  # type: ignore[attr-defined]
+        return torch.return_types.topk(results)
 
     def weight(self, s: Expr, b: Pullback) -> Expr:
         total: Expr | None = None
@@ -98,14 +98,22 @@ class TopK(Fold):
 def _best(s: Tensor, k: int, visible: Tensor | None) -> tuple[Tensor, Tensor]:
     """The k best of each row, ties to the lowest column: torch.topk's own choice among equals is arbitrary."""
     values, where = s.topk(k, -1)
-    if visible is not None and bool((values[..., -1] == -float("inf")).any()) and bool((visible & (s == -float("inf"))).any()):
+    if (
+        visible is not None
+        and bool((values[..., -1] == -float("inf")).any())
+        and bool((visible & (s == -float("inf"))).any())
+    ):
         # a visible score of -inf comes before the hidden columns, which hold the same value
         shown = visible.expand(s.shape).to(torch.uint8).sort(dim=-1, descending=True, stable=True).indices
         values, order = s.gather(-1, shown).sort(dim=-1, descending=True, stable=True)
         return values[..., :k], shown.gather(-1, order[..., :k])
     edge = values[..., -1:]
     # a tie matters only where an equal score stayed outside, or between equals inside
-    tied = bool((s >= edge).sum(-1).gt(k).any()) or bool((values[..., 1:] == values[..., :-1]).any()) or bool(edge.isnan().any())
+    tied = (
+        bool((s >= edge).sum(-1).gt(k).any())
+        or bool((values[..., 1:] == values[..., :-1]).any())
+        or bool(edge.isnan().any())
+    )
     if not tied and not bool(values.isnan().any()):
         return values, where
     values, where = s.sort(dim=-1, descending=True, stable=True)
@@ -114,7 +122,7 @@ def _best(s: Tensor, k: int, visible: Tensor | None) -> tuple[Tensor, Tensor]:
 
 @register
 class BottomK(TopK):
-    """The k smallest scores of each row: (values, columns), smallest first; see TopK. Unfilled places hold +inf and -1."""
+    """The k smallest scores of each row: (values, columns), smallest first; see TopK. Free places hold +inf and -1."""
 
     name = "bottomk"
     sign = -1.0

@@ -12,7 +12,7 @@ from ..folds import BottomK, TopK
 from ..scores import fold, scores
 from ..scores.api import METRICS
 
-CANDIDATE_ELEMENTS = 1 << 24  # rows are re-ranked in chunks of this many differences
+CANDIDATE_ELEMENTS = 1 << 20  # differences held at a time: 4 MiB
 
 
 def knn(x: Tensor, y: Tensor, k: int, *, metric: str = "sqeuclidean") -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What is to be computed: expressions of a score, folds along an axis, a mask; and the gradient, which is again a Program."""
+"""What is to be computed: expressions of a score, folds along an axis, a mask; and the gradient, again a Program."""
 
 from .derive import gradients
 from .expr import Const, Data, Expr, Index, Leaf, Op, Size, lift, op, remap, rewrite, transpose, walk

@@ -17,7 +17,8 @@ OPS: dict[str, tuple[int, str]] = {
     **dict.fromkeys(("div", "pow"), (2, "float")),
     **dict.fromkeys(("neg", "abs", "square"), (1, "same")),
     **dict.fromkeys(
-        "exp exp2 log log2 log1p expm1 sqrt rsqrt reciprocal tanh sigmoid relu erf sin cos sign float".split(), (1, "float")
+        "exp exp2 log log2 log1p expm1 sqrt rsqrt reciprocal tanh sigmoid relu erf sin cos sign float".split(),
+        (1, "float"),
     ),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), (2, "bool")),
     **dict.fromkeys(("and", "or", "xor"), (2, "bool")),
@@ -236,7 +237,7 @@ def _neutral(a: Expr, value: int, other: Expr) -> bool:
 
 
 def op(name: str, *operands: Any) -> Expr:
-    """The node `name(*operands)`, simplified where the value stays the same for every input, infinities and NaN included."""
+    """The node `name(*operands)`, simplified where the value stays the same for all inputs, infinities and NaN included."""
     args = tuple(map(lift, operands))
     folded = _fold_constants(name, args)
     if folded is not None:

@@ -7,14 +7,15 @@ Operands are tensors of these kinds, broadcast over leading batch dimensions b:
     tile   [*b, N, K]     scalar [*b, 1, 1]      a number per pair, per batch entry
     block  [*b, N/bn, K/bk]                      a boolean per block of the mask
 
-Each Output folds an expression along one axis: axis "row" gives a result per row (the columns are streamed), axis "col" a sum
-per column, which is what a backward pass needs. A gradient Program is a Program.
+Each Output folds an expression along one axis: axis "row" gives a result per row (the columns are streamed), axis "col"
+a sum per column, which is what a backward pass needs. A gradient Program is a Program.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,8 +69,8 @@ class Output:
 
     like    an operand: the result is summed over the batch dimensions that this operand does not have
             (gradients of operands that were broadcast); only for sums
-    axis    "row", "col", or "tile": no reduction, the expression itself is written. Only the gradient of an [N, K] operand,
-            which is that large anyway, is such an output.
+    axis    "row", "col", or "tile": no reduction, the expression itself is written. Only the gradient of an
+            [N, K] operand, which is that large anyway, is such an output.
     """
 
     fold: str
@@ -202,7 +203,7 @@ def load_nodes(raw: list[list[Any]]) -> list[Expr]:
 def _dump(program: Program) -> str:
     nodes, numbers = dump_nodes(*program.roots())
     m = program.mask
-    at = lambda e: None if e is None else numbers[e]  # noqa: E731
+    at: Callable[[Expr | None], int | None] = lambda e: None if e is None else numbers[e]
     return json.dumps(
         {
             "operands": program.operands,
@@ -224,6 +225,6 @@ def _load(text: str) -> Program:
     mask = None
     if raw["mask"] is not None:
         axis, lo, hi, block, size, test = raw["mask"]
-        at = lambda i: None if i is None else nodes[i]  # noqa: E731
+        at: Callable[[int | None], Expr | None] = lambda i: None if i is None else nodes[i]
         mask = Mask(axis, at(lo), at(hi), block, tuple(size), at(test))
     return Program(tuple(raw["operands"]), outputs, mask)

@@ -1,7 +1,7 @@
 """Expressions and Programs as text: what a traced function may hold, and what is cached by structure.
 
-torch.compile treats a string as a constant. Every function here takes and gives strings, numbers and tuples of them, is run at trace time
-(`assume_constant_result`) and remembers its answers, so that a warmed call costs a look-up.
+torch.compile treats a string as a constant. Every function here takes and gives strings, numbers and tuples of them, is
+run at trace time (`assume_constant_result`) and remembers its answers, so that a warmed call costs a look-up.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def pointwise(mask: MaskText) -> MaskText:
 
 @constant
 def interval_of_slice(mask: MaskText, axis: str, offset: int, step: int) -> MaskText:
-    """The mask after taking a slice of `axis`, whose index j was offset + step * j: an interval along it moves with it."""
+    """The mask after a slice of `axis`, whose index j was offset + step * j: an interval along it moves with it."""
     own, lo, hi, block, block_size, test = mask
     if own == axis:
         return mask
@@ -166,7 +166,14 @@ def mask_and(a: MaskText, b: MaskText) -> MaskText:
         raise ValueError("mask: two block masks on one score; combine them into one table")
     if block is None:
         block, block_size = other_block, other_size
-    return axis, _both("maximum", lo, other_lo), _both("minimum", hi, other_hi), block, block_size, _both("and", test, other_test)
+    return (
+        axis,
+        _both("maximum", lo, other_lo),
+        _both("minimum", hi, other_hi),
+        block,
+        block_size,
+        _both("and", test, other_test),
+    )
 
 
 @constant
@@ -184,7 +191,7 @@ def program(
     m = None
     if mask is not None:
         axis, lo, hi, block, block_size, test = mask
-        at = lambda t: None if t is None else parse(t)  # noqa: E731
+        at: Callable[[str | None], Expr | None] = lambda t: None if t is None else parse(t)
         m = Mask(axis, at(lo), at(hi), block, block_size, at(test))
     pruned, kept = Program(kinds, made, m).prune()
     return pruned.text, kept

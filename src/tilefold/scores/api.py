@@ -31,7 +31,7 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
         y: [.., K, D]; leading dimensions broadcast (grouped heads need no copies of the keys), data types may differ
         metric: "dot" x_i . y_j; "cosine"; "sqeuclidean" |x_i - y_j|^2; "euclidean" |x_i - y_j|
     Returns:
-        Scores: nothing is computed yet; see `Scores` and `fold`. Products accumulate in float32, or float64 for float64 operands.
+        Scores: nothing is computed yet; see `Scores` and `fold`. Products accumulate in float32, float64 ones in float64.
     Raises:
         ShapeError: for sizes D, devices or data types that do not go together
         OptionError: for an unknown metric
@@ -42,7 +42,9 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
         if t.dim() < 2:
             raise ShapeError(explain(name, f"shape {tuple(t.shape)}", "at least two dimensions, [.., N, D]"))
         if not t.is_floating_point():
-            raise ShapeError(explain(name, f"a tensor of {t.dtype}", "float16, bfloat16, float32 or float64; convert it first"))
+            raise ShapeError(
+                explain(name, f"a tensor of {t.dtype}", "float16, bfloat16, float32 or float64; convert it first")
+            )
     if x.shape[-1] != y.shape[-1]:
         raise ShapeError(explain("x, y", f"D = {x.shape[-1]} and {y.shape[-1]}", "the same last size D"))
     _same_device(x.device, y.device, "x, y")
@@ -64,7 +66,7 @@ def _wide(t: Tensor) -> Tensor:
 
 
 def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides moved by one point near the mean of y, so that |x|^2 + |y|^2 - 2 x.y does not cancel far from the origin.
+    """Both sides moved by one point near the mean of y: |x|^2 + |y|^2 - 2 x.y does not cancel far from the origin.
 
     The point lies on a grid as coarse as the data's spread: integers stay integers. bfloat16 is left alone: its own
     rounding is already coarser than the float32 cancellation.
@@ -171,8 +173,8 @@ def outer(fn: Callable[[Any, Any], Any], rows: Tensor, columns: Tensor) -> Score
     """Lazy scores that no matrix product makes: fn(x_i, y_j) of a few coordinates.
 
     Args:
-        fn: of two vectors with arithmetic, methods such as .abs() and .exp(), `v[d]`, and .sum(-1) or .amax(-1) over the
-            D coordinates (methods, not torch's functions):
+        fn: of two vectors with arithmetic, methods such as .abs() and .exp(), `v[d]`, and .sum(-1) or .amax(-1) over
+            the D coordinates (methods, not torch's functions):
             `lambda x, y: (x - y).abs().sum(-1)` is the L1 distance
         rows: [.., N, D], D <= 16
         columns: [.., K, D]
@@ -181,11 +183,17 @@ def outer(fn: Callable[[Any, Any], Any], rows: Tensor, columns: Tensor) -> Score
     """
     for name, t in (("rows", rows), ("columns", columns)):
         if t.dim() < 2 or not t.is_floating_point():
-            raise ShapeError(explain(name, f"{t.dtype} of shape {tuple(t.shape)}", "a floating-point tensor [.., N, D]"))
+            raise ShapeError(
+                explain(name, f"{t.dtype} of shape {tuple(t.shape)}", "a floating-point tensor [.., N, D]")
+            )
     if rows.shape[-1] != columns.shape[-1]:
-        raise ShapeError(explain("rows, columns", f"D = {rows.shape[-1]} and {columns.shape[-1]}", "the same last size D"))
+        raise ShapeError(
+            explain("rows, columns", f"D = {rows.shape[-1]} and {columns.shape[-1]}", "the same last size D")
+        )
     if not 1 <= rows.shape[-1] <= MAX_COORDINATES:
-        raise OptionError(explain("D", str(rows.shape[-1]), f"1 to {MAX_COORDINATES} coordinates; use tf.scores for more"))
+        raise OptionError(
+            explain("D", str(rows.shape[-1]), f"1 to {MAX_COORDINATES} coordinates; use tf.scores for more")
+        )
     _same_device(rows.device, columns.device, "rows, columns")
     batch = broadcast(rows.shape[:-2], columns.shape[:-2], "rows, columns")
     dtype = torch.promote_types(rows.dtype, columns.dtype)
@@ -197,7 +205,11 @@ def outer(fn: Callable[[Any, Any], Any], rows: Tensor, columns: Tensor) -> Score
     points = [base._with(expr=text.data(i, kind, "float"), versions=base._versions) for i, kind in enumerate(kinds)]
     made = fn(_Vector(points[:d]), _Vector(points[d:]))
     if not isinstance(made, Scores):
-        raise OptionError(explain("fn", f"a function that returned {type(made).__name__}", "one number per pair: reduce with .sum(-1)"))
+        raise OptionError(
+            explain(
+                "fn", f"a function that returned {type(made).__name__}", "one number per pair: reduce with .sum(-1)"
+            )
+        )
     return made
 
 
@@ -205,7 +217,7 @@ def fold(s: Any, *args: Fold, **named: Fold) -> Any:
     """Reduces each row of scores, in one pass for all the folds.
 
     Args:
-        s: scores; or a list of scores that are shards of the columns, in order: the result is that of the unsharded scores
+        s: scores; or a list of scores that are shards of the columns, in order: the result is that of the whole
         args, named: folds. Each names what it gives: `tf.fold(s, lse=tf.LogSumExp(), hit=tf.Gather(labels))`
     Returns:
         one fold: its result; several positional ones: a tuple; named ones: a dict with `.lse` and `["lse"]`.
@@ -229,7 +241,12 @@ def fold(s: Any, *args: Fold, **named: Fold) -> Any:
         results = run(s.scores if isinstance(s, Normalized) else s, every)
     public = [f.public(r) for f, r in zip(every, results, strict=True)]
     if named:
-        return Results({**{str(i): r for i, r in enumerate(public[: len(args)])}, **dict(zip(named, public[len(args) :], strict=True))})
+        return Results(
+            {
+                **{str(i): r for i, r in enumerate(public[: len(args)])},
+                **dict(zip(named, public[len(args) :], strict=True)),
+            }
+        )
     return public[0] if len(public) == 1 else tuple(public)
 
 
@@ -258,9 +275,13 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
             if k > s._k:
                 raise OptionError(explain("k", str(k), f"at most K = {s._k}, the number of columns"))
             if k > COMBINABLE_K and len(every) > 1:
-                raise FoldError(explain("k", f"{k} beside other folds", f"at most {COMBINABLE_K} in one pass; fold it alone"))
+                raise FoldError(
+                    explain("k", f"{k} beside other folds", f"at most {COMBINABLE_K} in one pass; fold it alone")
+                )
         if s._k == 0 and not f.neutral_result:
-            raise IndexError(explain("s", "scores with no column (K = 0)", f"at least one column: {f.name} of nothing has no value"))
+            raise IndexError(
+                explain("s", "scores with no column (K = 0)", f"at least one column: {f.name} of nothing has no value")
+            )
         if f.payload is None:
             if any(r.kind == "payload" for r in f.results):
                 raise OptionError(explain("payload", "None", f"a tensor [.., K, Dv] for {f.name}"))
@@ -272,15 +293,17 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
                 raise ShapeError(explain("payload", f"a tensor of {v.dtype}", "a floating-point tensor"))
             _same_device(s.device, v.device, "payload")
         if f.name == "gather":
-            check_index(f.extras[0], s._k)  # type: ignore[arg-type]
+            check_index(f.extras[0], s._k)
         elif f.name == "sample":
             for name, e in zip(f.extra_names[:3], f.extras[:3], strict=True):
                 real = isinstance(e, float) or (isinstance(e, Tensor) and (e.is_floating_point() or e.is_complex()))
                 if real:
-                    raise ShapeError(explain(name, str(getattr(e, "dtype", "a float")), "an integer, or a tensor of integers"))
+                    raise ShapeError(
+                        explain(name, str(getattr(e, "dtype", "a float")), "an integer, or a tensor of integers")
+                    )
 
 
-def check_index(index: Tensor, k: int) -> None:
+def check_index(index: Any, k: int) -> None:
     if not isinstance(index, Tensor) or index.is_floating_point() or index.dtype == torch.bool:
         raise ShapeError(explain("index", str(getattr(index, "dtype", type(index).__name__)), "a tensor of integers"))
     if can_look_at(index) and index.numel():
@@ -317,15 +340,14 @@ def assemble(s: Scores, every: Sequence[Fold], wide: bool = False) -> Assembled:
             v = f.payload if torch.is_grad_enabled() else f.payload.detach()
             payload = len(s._operands)
             batch = broadcast(s._batch, v.shape[:-2], "payload")
-            s = s._with(
-                operands=(*s._operands, v), kinds=(*s._kinds, "cols"), batch=batch, versions=(*s._versions, 0)
-            )
+            s = s._with(operands=(*s._operands, v), kinds=(*s._kinds, "cols"), batch=batch, versions=(*s._versions, 0))
             dtype = v.dtype if v.dtype == s._dtype else torch.promote_types(v.dtype, s._dtype)
             dtype = torch.promote_types(dtype, torch.float32) if wide else dtype
         outputs.append((f.name, extras, f.options, payload))
         dtypes.append(dtype)
     made = tuple(
-        (name, lowered(s._expr, name, options, tuple(extras)), options, payload) for name, extras, options, payload in outputs
+        (name, lowered(s._expr, name, options, tuple(extras)), options, payload)
+        for name, extras, options, payload in outputs
     )
     program, kept = text.program(s._kinds, made, s._mask)
     return Assembled(program, [s._operands[i] for i in kept], [*s._batch, s._n, s._k], dtypes)
@@ -342,15 +364,23 @@ def run(s: Scores, every: Sequence[Fold], wide: bool = False) -> list[tuple[Tens
     return results
 
 
-def stream(x: Tensor, chunks: Iterable[Any], *args: Fold, metric: str = "dot", transform: Callable[[Scores], Scores] | None = None, **named: Fold) -> Any:
+def stream(
+    x: Tensor,
+    chunks: Iterable[Any],
+    *args: Fold,
+    metric: str = "dot",
+    transform: Callable[[Scores], Scores] | None = None,
+    **named: Fold,
+) -> Any:
     """Folds column chunks that never lie in memory together, forward only.
 
     Args:
         x: [.., N, D]
-        chunks: an iterable of y chunks [.., K_c, D], or of (y chunk, payload chunk [.., K_c, Dv]) for folds with a payload
+        chunks: of y, [.., K_c, D]; or of (y chunk, payload chunk [.., K_c, Dv]) for folds with a payload
         args, named: folds, as for `fold`; a fold with a payload is given without it, `tf.SoftmaxSum()`
         metric: as for `scores`
-        transform: what to do with each chunk's scores before the fold, for example `lambda s: s / 0.7`; `col_index` counts within the chunk
+        transform: what to do with each chunk's scores before the fold, for example `lambda s: s / 0.7`; `col_index` counts
+            within the chunk
     Returns:
         as `fold`, for all chunks together; columns are numbered through
     """
@@ -360,5 +390,10 @@ def stream(x: Tensor, chunks: Iterable[Any], *args: Fold, metric: str = "dot", t
     results = fold_stream(x, chunks, every, metric, transform)
     public = [f.public(r) for f, r in zip(every, results, strict=True)]
     if named:
-        return Results({**{str(i): r for i, r in enumerate(public[: len(args)])}, **dict(zip(named, public[len(args) :], strict=True))})
+        return Results(
+            {
+                **{str(i): r for i, r in enumerate(public[: len(args)])},
+                **dict(zip(named, public[len(args) :], strict=True)),
+            }
+        )
     return public[0] if len(public) == 1 else tuple(public)

@@ -19,7 +19,7 @@ TOO_MANY = "call .materialize() if the [N, K] matrix fits in memory"
 
 
 def row_index() -> Index:
-    """The number of the row, for use in an expression of scores: `s - 0.1 * (tf.row_index() - tf.col_index()).abs()`."""
+    """The number of the row, for an expression of scores: `s - 0.1 * (tf.row_index() - tf.col_index()).abs()`."""
     return Index(text.index("row"))
 
 
@@ -220,7 +220,7 @@ class Pointwise:
     __and__ = __rand__ = logical_and
     __or__ = __ror__ = logical_or
     __xor__ = __rxor__ = logical_xor
-    __eq__, __ne__ = eq, ne  # type: ignore[assignment]
+    __eq__, __ne__ = eq, ne
     __lt__, __le__, __gt__, __ge__ = lt, le, gt, ge
 
 
@@ -245,7 +245,9 @@ class Index(Pointwise):
         return Index(text.apply(name, *args))
 
     @classmethod
-    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         from .torch_functions import dispatch
 
         return dispatch(func, args, kwargs or {})
@@ -287,8 +289,9 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 class Scores(Pointwise):
-    """Lazy scores [*batch, N, K]: made by `tf.scores` or `tf.outer`, changed by torch's pointwise functions, and used by reducing them.
+    """Lazy scores [*batch, N, K].
 
+    Made by `tf.scores` or `tf.outer`, changed by torch's pointwise functions, and used by reducing them.
     Nothing of size N x K is ever written. What can't be computed that way raises FoldError, which names the way out.
     """
 
@@ -310,7 +313,7 @@ class Scores(Pointwise):
         self._batch, self._n, self._k, self._dtype = batch, n, k, dtype
         self._versions = _versions(operands) if versions is None else versions
 
-    # ---- what it is -------------------------------------------------------------------------------------------------------
+    # ---- what it is --------------------------------------------------------------------------------------------------
     @property
     def shape(self) -> torch.Size:
         return torch.Size((*self._batch, self._n, self._k))
@@ -359,7 +362,9 @@ class Scores(Pointwise):
         raise FoldError(f"iter(scores): lazy scores can't be iterated; slice the operands, or {TOO_MANY}")
 
     @classmethod
-    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         from .torch_functions import dispatch
 
         return dispatch(func, args, kwargs or {})
@@ -371,9 +376,9 @@ class Scores(Pointwise):
             raise FoldError(f"scores.{name}: can't be done tile by tile; reduce the scores first, or {TOO_MANY}")
         raise AttributeError(f"Scores has no attribute {name!r}")
 
-    # ---- putting scores together ------------------------------------------------------------------------------------------
+    # ---- putting scores together -------------------------------------------------------------------------------------
     def _with(self, **changes: Any) -> Scores:
-        fields = {
+        fields: dict[str, Any] = {
             "operands": self._operands, "kinds": self._kinds, "expr": self._expr, "mask": self._mask,
             "batch": self._batch, "n": self._n, "k": self._k, "dtype": self._dtype, "versions": self._versions,
         }  # fmt: skip
@@ -386,7 +391,9 @@ class Scores(Pointwise):
     def _check_unchanged(self) -> None:
         """Raises RuntimeError where an operand was changed in place."""
         if _versions(self._operands) != self._versions:
-            raise RuntimeError("scores: an operand was changed in place after the scores were made; make the scores again")
+            raise RuntimeError(
+                "scores: an operand was changed in place after the scores were made; make the scores again"
+            )
 
     def _apply(self, name: str, *others: Any, at: int = 0) -> Scores:
         s = self
@@ -411,7 +418,9 @@ class Scores(Pointwise):
 
     def _merge(self, other: Scores) -> tuple[Scores, str]:
         if (other._n, other._k) != (self._n, self._k):
-            raise ShapeError(explain("scores", f"shapes {tuple(self.shape)} and {tuple(other.shape)}", "the same last two sizes"))
+            raise ShapeError(
+                explain("scores", f"shapes {tuple(self.shape)} and {tuple(other.shape)}", "the same last two sizes")
+            )
         _same_device(self.device, other.device, "scores")
         operands, kinds, versions = list(self._operands), list(self._kinds), list(self._versions)
         numbers = []
@@ -431,7 +440,9 @@ class Scores(Pointwise):
             theirs = renumber_mask(other._mask, renumber)
             mask = theirs if mask is None or mask == theirs else text.mask_and(mask, theirs)
         batch = broadcast(self._batch, other._batch, "scores")
-        both = self._with(operands=tuple(operands), kinds=tuple(kinds), mask=mask, batch=batch, versions=tuple(versions))
+        both = self._with(
+            operands=tuple(operands), kinds=tuple(kinds), mask=mask, batch=batch, versions=tuple(versions)
+        )
         return both, str(text.renumber(other._expr, renumber))
 
     def _add_data(self, t: Tensor, kind: str | None = None, argument: str = "tensor") -> tuple[Scores, str]:
@@ -442,17 +453,32 @@ class Scores(Pointwise):
         shaped = t.reshape((1,) * (2 - t.dim()) + tuple(t.shape)) if t.dim() < 2 else t
         rows, cols = shaped.shape[-2], shaped.shape[-1]
         if (rows not in (1, self._n)) or (cols not in (1, self._k)):
-            raise ShapeError(explain(argument, f"shape {tuple(t.shape)}", f"a shape that broadcasts to the scores' {tuple(self.shape)}"))
+            raise ShapeError(
+                explain(
+                    argument, f"shape {tuple(t.shape)}", f"a shape that broadcasts to the scores' {tuple(self.shape)}"
+                )
+            )
         try:
             batch = tuple(torch.broadcast_shapes(self._batch, shaped.shape[:-2]))
         except RuntimeError:
-            raise ShapeError(explain(argument, f"shape {tuple(t.shape)}", f"a shape that broadcasts to the scores' {tuple(self.shape)}")) from None
+            raise ShapeError(
+                explain(
+                    argument, f"shape {tuple(t.shape)}", f"a shape that broadcasts to the scores' {tuple(self.shape)}"
+                )
+            ) from None
         if kind is None:
-            kind = {(True, True): "scalar", (False, True): "row", (True, False): "col", (False, False): "tile"}[(rows == 1, cols == 1)]
+            kind = {(True, True): "scalar", (False, True): "row", (True, False): "col", (False, False): "tile"}[
+                (rows == 1, cols == 1)
+            ]
         if not torch.is_grad_enabled():
             shaped = shaped.detach()
         operands, number_ = (*self._operands, shaped), len(self._operands)
-        s = self._with(operands=operands, kinds=(*self._kinds, kind), batch=batch, versions=(*self._versions, *_versions((shaped,))))
+        s = self._with(
+            operands=operands,
+            kinds=(*self._kinds, kind),
+            batch=batch,
+            versions=(*self._versions, *_versions((shaped,))),
+        )
         return s, text.data(number_, kind, type_name(t.dtype))
 
     def _row_data(self, t: Tensor, argument: str) -> tuple[Scores, str]:
@@ -460,10 +486,12 @@ class Scores(Pointwise):
         if t.numel() == 1 and t.dim() <= 1:
             return self._add_data(t.reshape(1, 1), "scalar", argument)
         if t.dim() == 0 or t.shape[-1] != self._n:
-            raise ShapeError(explain(argument, f"shape {tuple(t.shape)}", f"[.., N] with N = {self._n}, or one element"))
+            raise ShapeError(
+                explain(argument, f"shape {tuple(t.shape)}", f"[.., N] with N = {self._n}, or one element")
+            )
         return self._add_data(t.unsqueeze(-1), "row", argument)
 
-    # ---- masks ------------------------------------------------------------------------------------------------------------
+    # ---- masks -------------------------------------------------------------------------------------------------------
     def visible(self, *which: masks.Mask | Tensor) -> Scores:
         """The scores with only some columns visible to each row: hidden ones take no part in any reduction.
 
@@ -477,7 +505,7 @@ class Scores(Pointwise):
         return s
 
     def visible_rows(self, which: Tensor) -> Scores:
-        """The scores with every column hidden from the rows [.., N] where `which` is False; tiles of such rows cost nothing."""
+        """The scores with no column visible to the rows [.., N] where `which` is False; tiles of such rows cost nothing."""
         s, e = self._row_data(which, "which")
         hi = text.apply("where", e, text.size("col"), text.number(0, "int"))
         made = ("row", None, hi, None, (0, 0), None)
@@ -510,7 +538,13 @@ class Scores(Pointwise):
             return s, ("row", None, None, len(self._operands), m.size, None)
         if isinstance(m, Tensor):
             if m.dtype != torch.bool:
-                raise ShapeError(explain("mask", f"a tensor of {m.dtype}", "torch.bool, True where visible; add a float bias to the scores"))
+                raise ShapeError(
+                    explain(
+                        "mask",
+                        f"a tensor of {m.dtype}",
+                        "torch.bool, True where visible; add a float bias to the scores",
+                    )
+                )
             s, e = self._add_data(m, argument="mask")
             return s, ("row", None, None, None, (0, 0), e)
         raise TypeError(explain("mask", type(m).__name__, "a mask of tilefold.mask or a boolean tensor"))
@@ -521,7 +555,11 @@ class Scores(Pointwise):
             was = f"shapes {tuple(rows.shape)} and {tuple(cols.shape)}"
             raise ShapeError(explain("segments(rows, cols)", was, f"[.., {self._n}] and [.., {self._k}]"))
         if can_look_at(cols) and bool((cols[..., 1:] < cols[..., :-1]).any()):
-            raise OptionError(explain("segments(cols)", "numbers that decrease", "numbers that never decrease: packed segments in order"))
+            raise OptionError(
+                explain(
+                    "segments(cols)", "numbers that decrease", "numbers that never decrease: packed segments in order"
+                )
+            )
         lead = broadcast(rows.shape[:-1], cols.shape[:-1], "segments(rows, cols)")
         rows, cols = rows.expand(*lead, self._n).contiguous(), cols.expand(*lead, self._k).contiguous()
         start = torch.searchsorted(cols, rows, side="left")
@@ -530,7 +568,7 @@ class Scores(Pointwise):
         s, hi = s._row_data(stop, "segments")
         return s, ("row", lo, hi, None, (0, 0), None)
 
-    # ---- views ------------------------------------------------------------------------------------------------------------
+    # ---- views -------------------------------------------------------------------------------------------------------
     @property
     def mT(self) -> Scores:
         """The transposed scores [.., K, N]."""
@@ -557,7 +595,9 @@ class Scores(Pointwise):
     def transpose(self, dim0: int, dim1: int) -> Scores:
         if {self._dim(dim0), self._dim(dim1)} == {self.dim() - 2, self.dim() - 1}:
             return self.mT
-        raise FoldError(explain("transpose", f"dims {dim0}, {dim1}", f"the last two; transpose the operands, or {TOO_MANY}"))
+        raise FoldError(
+            explain("transpose", f"dims {dim0}, {dim1}", f"the last two; transpose the operands, or {TOO_MANY}")
+        )
 
     def _dim(self, dim: int) -> int:
         if not -self.dim() <= dim < self.dim():
@@ -630,7 +670,7 @@ class Scores(Pointwise):
 
         return getitem(self, key)
 
-    # ---- reductions -------------------------------------------------------------------------------------------------------
+    # ---- reductions --------------------------------------------------------------------------------------------------
     def _along(self, dim: int | None, name: str) -> Scores:
         """The scores, turned so that the last axis is reduced."""
         d = self._dim(-1 if dim is None else dim)
@@ -638,9 +678,22 @@ class Scores(Pointwise):
             return self
         if d == self.dim() - 2:
             return self.mT
-        raise FoldError(explain(f"{name}(dim=)", str(dim), f"one of the last two axes; reduce the result along a batch axis, or {TOO_MANY}"))
+        raise FoldError(
+            explain(
+                f"{name}(dim=)",
+                str(dim),
+                f"one of the last two axes; reduce the result along a batch axis, or {TOO_MANY}",
+            )
+        )
 
-    def _reduce(self, make: Callable[[], folds.Fold], dim: Any, keepdim: bool, name: str, again: Callable[[Tensor], Tensor] | None = None) -> Any:
+    def _reduce(
+        self,
+        make: Callable[[], folds.Fold],
+        dim: Any,
+        keepdim: bool,
+        name: str,
+        again: Callable[[Tensor], Tensor] | None = None,
+    ) -> Any:
         """One fold along `dim`; along both axes (or None: all) by folding one and reducing the result with `again`."""
         from .api import fold
 
@@ -649,7 +702,9 @@ class Scores(Pointwise):
         if dim is None or isinstance(dim, (tuple, list)):
             dims = sorted(range(self.dim())) if dim is None or len(dim) == 0 else sorted(self._dim(d) for d in dim)
             if again is None or self.dim() - 1 not in dims:
-                raise FoldError(explain(f"{name}(dim=)", str(dim), f"one axis, the last or the last but one; or {TOO_MANY}"))
+                raise FoldError(
+                    explain(f"{name}(dim=)", str(dim), f"one axis, the last or the last but one; or {TOO_MANY}")
+                )
             out = fold(self, make())
             # the last axis is gone; reduce the others, from the back
             for d in reversed([d for d in dims if d != self.dim() - 1]):
@@ -660,7 +715,11 @@ class Scores(Pointwise):
             return out
         at = self._dim(dim)
         if isinstance(out, tuple):
-            return type(out)(tuple(t.unsqueeze(at) for t in out)) if type(out) is not tuple else tuple(t.unsqueeze(at) for t in out)
+            return (
+                type(out)(tuple(t.unsqueeze(at) for t in out))
+                if type(out) is not tuple
+                else tuple(t.unsqueeze(at) for t in out)
+            )
         return out.unsqueeze(at)
 
     def logsumexp(self, dim: Any, keepdim: bool = False) -> Tensor:
@@ -676,15 +735,23 @@ class Scores(Pointwise):
 
     def mean(self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         if self._mask is not None and (dim is None or isinstance(dim, (tuple, list)) and len(dim) > 1):
-            raise FoldError(explain("mean(dim=)", str(dim), "one axis on masked scores; divide s.sum() by the number of visible scores"))
+            raise FoldError(
+                explain(
+                    "mean(dim=)", str(dim), "one axis on masked scores; divide s.sum() by the number of visible scores"
+                )
+            )
         out = self._reduce(folds.Mean, dim, keepdim, "mean", lambda t: t.mean(-1))
         return out if dtype is None else out.to(dtype)
 
-    def var(self, dim: Any = -1, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None) -> Tensor:
+    def var(
+        self, dim: Any = -1, unbiased: bool = True, keepdim: bool = False, *, correction: Number | None = None
+    ) -> Tensor:
         c = (1 if unbiased else 0) if correction is None else correction
         return self._reduce(lambda: folds.Variance(correction=c), dim, keepdim, "var")
 
-    def std(self, dim: Any = -1, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None) -> Tensor:
+    def std(
+        self, dim: Any = -1, unbiased: bool = True, keepdim: bool = False, *, correction: Number | None = None
+    ) -> Tensor:
         return self.var(dim, unbiased, keepdim, correction=correction).sqrt()
 
     def amax(self, dim: Any = (), keepdim: bool = False) -> Tensor:
@@ -698,14 +765,14 @@ class Scores(Pointwise):
             return self.amax()
         if isinstance(dim, (Scores, Tensor)):
             return self.maximum(dim)
-        return torch.return_types.max(self._reduce(lambda: folds.ArgMax(return_value=True), dim, keepdim, "max"))  # type: ignore[attr-defined]
+        return torch.return_types.max(self._reduce(lambda: folds.ArgMax(return_value=True), dim, keepdim, "max"))
 
     def min(self, dim: Any = None, keepdim: bool = False) -> Any:
         if dim is None:
             return self.amin()
         if isinstance(dim, (Scores, Tensor)):
             return self.minimum(dim)
-        return torch.return_types.min(self._reduce(lambda: folds.ArgMin(return_value=True), dim, keepdim, "min"))  # type: ignore[attr-defined]
+        return torch.return_types.min(self._reduce(lambda: folds.ArgMin(return_value=True), dim, keepdim, "min"))
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         self._needs_dim(dim, "argmax")
@@ -726,16 +793,18 @@ class Scores(Pointwise):
         values, columns = fold(turned, folds.TopK(k) if largest else folds.BottomK(k))
         if self._dim(dim) == self.dim() - 2:
             values, columns = values.mT, columns.mT
-        return torch.return_types.topk((values, columns))  # type: ignore[attr-defined]
+        return torch.return_types.topk((values, columns))
 
     def gather(self, dim: int, index: Tensor) -> Tensor:
-        """The scores at index [.., N, m] along the last axis (or the last but one), for small m: one fold for each of the m."""
+        """The scores at index [.., N, m] along the last axis (or the last but one), for small m: one fold each."""
         from .api import fold
 
         turned = self._along(dim, "gather")
         index = index if turned is self else index.mT
         if index.dim() != self.dim() or index.shape[:-1] != turned.shape[:-1]:
-            raise ShapeError(explain("index", f"shape {tuple(index.shape)}", f"[{', '.join(map(str, turned.shape[:-1]))}, m]"))
+            raise ShapeError(
+                explain("index", f"shape {tuple(index.shape)}", f"[{', '.join(map(str, turned.shape[:-1]))}, m]")
+            )
         picked = fold(turned, *(folds.Gather(index[..., i]) for i in range(index.shape[-1])))
         out = torch.stack(picked if isinstance(picked, tuple) else (picked,), -1)
         return out if turned is self else out.mT
@@ -779,7 +848,7 @@ class Scores(Pointwise):
 
 
 class Normalized(Pointwise):
-    """Lazy softmax or log-softmax of scores. `p @ v` is one softmax-weighted sum; anything else uses exp(s - lse) or s - lse."""
+    """Lazy softmax or log-softmax of scores: `p @ v` is one softmax-weighted sum, all else uses exp(s - lse) or s - lse."""
 
     __slots__ = ("_made", "dim_", "is_log", "source")
 
@@ -853,7 +922,9 @@ class Normalized(Pointwise):
             return self.scores.gather(dim, index)
         from .api import fold
 
-        lse, *picked = fold(self.source, folds.LogSumExp(), *(folds.Gather(index[..., i]) for i in range(index.shape[-1])))
+        lse, *picked = fold(
+            self.source, folds.LogSumExp(), *(folds.Gather(index[..., i]) for i in range(index.shape[-1]))
+        )
         return torch.stack([p - lse for p in picked], -1)
 
     def _apply(self, name: str, *others: Any, at: int = 0) -> Scores:
@@ -868,7 +939,9 @@ class Normalized(Pointwise):
         return getattr(self.scores, name)
 
     @classmethod
-    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         from .torch_functions import dispatch
 
         return dispatch(func, args, kwargs or {})
@@ -899,7 +972,13 @@ def _same_device(a: torch.device, b: torch.device, argument: str) -> None:
 def _result_dtype(s: Scores, others: tuple[Any, ...]) -> torch.dtype:
     dtype = s._dtype
     for o in others:
-        other = o._dtype if isinstance(o, Scores) else o.dtype if isinstance(o, (Tensor, Normalized)) and o.dim() > 0 else None
+        other = (
+            o._dtype
+            if isinstance(o, Scores)
+            else o.dtype
+            if isinstance(o, (Tensor, Normalized)) and o.dim() > 0
+            else None
+        )
         if other is not None and other.is_floating_point:
             dtype = torch.promote_types(dtype, other)
     return dtype
@@ -908,7 +987,14 @@ def _result_dtype(s: Scores, others: tuple[Any, ...]) -> torch.dtype:
 def renumber_mask(mask: text.MaskText, numbers: tuple[int, ...]) -> text.MaskText:
     axis, lo, hi, block, size, test = mask
     move = text.renumber
-    return (axis, move(lo, numbers), move(hi, numbers), None if block is None else numbers[block], size, move(test, numbers))
+    return (
+        axis,
+        move(lo, numbers),
+        move(hi, numbers),
+        None if block is None else numbers[block],
+        size,
+        move(test, numbers),
+    )
 
 
 def transposed_mask(mask: text.MaskText) -> text.MaskText:

@@ -1,6 +1,6 @@
 """Structured masks: which columns a row sees. A loop skips the tiles that a mask hides.
 
-Use them with `Scores.visible(mask, ...)`. A plain boolean tensor (True = visible) also works there, and is read tile by tile.
+Use them with `Scores.visible(mask, ...)`. A boolean tensor (True = visible) also works there, and is read tile by tile.
 """
 
 from __future__ import annotations

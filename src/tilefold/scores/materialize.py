@@ -1,4 +1,4 @@
-"""The whole matrix of scores in plain torch operations, differentiable to any order: what `materialize()` gives, and only that."""
+"""The whole matrix of scores in plain torch operations, differentiable to any order: what `materialize()` gives."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def evaluate(s: Scores, root: Expr, wide: torch.dtype) -> Tensor:
                 values[node] = s._operands[node.rows].to(wide) @ s._operands[node.cols].to(wide).mT
             case Data():
                 t = s._operands[node.operand]
-                values[node] = t.to(wide) if t.is_floating_point() else t if t.dtype == torch.bool else t.to(torch.int64)
+                values[node] = (
+                    t.to(wide) if t.is_floating_point() else t if t.dtype == torch.bool else t.to(torch.int64)
+                )
             case Const():
                 values[node] = node.value
             case Index():
@@ -69,7 +71,8 @@ def evaluate(s: Scores, root: Expr, wide: torch.dtype) -> Tensor:
                 if node.name == "float":
                     values[node] = args[0].to(wide)
                 elif node.name == "gumbel":
-                    values[node] = folds.gumbel(*args, dtype=wide)
+                    seed, stream, position, column = args
+                    values[node] = folds.gumbel(seed, stream, position, column, wide)
                 else:
                     values[node] = TORCH[node.name][0](*args)
     return tensor(values[root])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import FoldError, OptionError, ShapeError, explain
 from ..folds.fold import Fold, State
+from ..folds.topk import TopK
 from .core import Scores
 
 Part = tuple[State, "Tensor | None"]
@@ -29,7 +30,9 @@ def fold_shards(shards: list[Any], every: Sequence[Fold]) -> list[tuple[Tensor, 
         raise TypeError(explain("s", "a list with something else than scores, or none", "a list of scores"))
     rows = shards[0].shape[:-1]
     if any(s.shape[:-1] != rows for s in shards):
-        raise ShapeError(explain("s", f"shards of shapes {[tuple(s.shape) for s in shards]}", "shards that differ only in K"))
+        raise ShapeError(
+            explain("s", f"shards of shapes {[tuple(s.shape) for s in shards]}", "shards that differ only in K")
+        )
     total = sum(s._k for s in shards)
     merged: list[Part | None] = [None] * len(every)
     start = 0
@@ -44,11 +47,19 @@ def fold_shards(shards: list[Any], every: Sequence[Fold]) -> list[tuple[Tensor, 
 def _shard(f: Fold, start: int, size: int, total: int) -> Fold:
     """The fold as one shard sees it."""
     if f.name in ("gather", "sample"):
-        raise FoldError(explain("fold", f"{f.name} over a list of shards", "LogSumExp, SoftmaxSum, Sum, Max, ArgMax, TopK, Mean, Variance, Count"))
+        raise FoldError(
+            explain(
+                "fold",
+                f"{f.name} over a list of shards",
+                "LogSumExp, SoftmaxSum, Sum, Max, ArgMax, TopK, Mean, Variance, Count",
+            )
+        )
     if f.payload is None:
         return f
     if f.payload.shape[-2] != total:
-        raise ShapeError(explain("payload", f"shape {tuple(f.payload.shape)}", f"[.., K, Dv] with K = {total} over all shards"))
+        raise ShapeError(
+            explain("payload", f"shape {tuple(f.payload.shape)}", f"[.., K, Dv] with K = {total} over all shards")
+        )
     local = type(f).from_options(f.options)
     local.payload = f.payload.narrow(-2, start, size)
     return local
@@ -96,7 +107,9 @@ def fold_stream(
     from .api import run, scores
 
     if any(f.payload is not None for f in every):
-        raise OptionError(explain("fold", "a fold with its payload", "a fold without it; the chunks bring (y, payload) pairs"))
+        raise OptionError(
+            explain("fold", "a fold with its payload", "a fold without it; the chunks bring (y, payload) pairs")
+        )
     merged: list[Part | None] = [None] * len(every)
     start = 0
     for chunk in chunks:
@@ -115,8 +128,10 @@ def fold_stream(
             local.append(one)
         for f in local:
             # a list longer than a chunk has columns is filled by later chunks
-            if f.name in ("topk", "bottomk") and f.k > s._k:  # type: ignore[attr-defined]
-                raise OptionError(explain("chunks", f"a chunk of {s._k} columns", f"at least k = {f.k} columns in each chunk"))  # type: ignore[attr-defined]
+            if isinstance(f, TopK) and f.k > s._k:
+                raise OptionError(
+                    explain("chunks", f"a chunk of {s._k} columns", f"at least k = {f.k} columns in each chunk")
+                )
         _join(merged, every, run(s, local, wide=True), start)
         start += s._k
     if start == 0:

@@ -14,21 +14,21 @@ from .core import TOO_MANY, Normalized, Pointwise, Scores
 
 # functions whose first argument is the scores and whose other arguments are the method's
 _METHODS = (
-    "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal square abs neg sign tanh sigmoid relu erf sin cos isnan isinf silu softplus "
-    "logsigmoid gelu clamp logsumexp sum mean var std amax amin max min argmax argmin topk gather softmax log_softmax count_nonzero "
-    "masked_fill transpose flatten reshape unsqueeze squeeze clone detach logical_not"
+    "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal square abs neg sign tanh sigmoid relu erf sin cos isnan isinf silu "
+    "softplus logsigmoid gelu clamp logsumexp sum mean var std amax amin max min argmax argmin topk gather softmax "
+    "log_softmax count_nonzero masked_fill transpose flatten reshape unsqueeze squeeze clone detach logical_not"
 ).split()
 _BINARY = {
-    "add": "add", "sub": "sub", "subtract": "sub", "mul": "mul", "multiply": "mul", "div": "div", "divide": "div", "true_divide": "div",
-    "truediv": "div", "pow": "pow", "maximum": "maximum", "minimum": "minimum", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le",
-    "gt": "gt", "ge": "ge", "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
+    "add": "add", "sub": "sub", "subtract": "sub", "mul": "mul", "multiply": "mul", "div": "div", "divide": "div",
+    "true_divide": "div", "truediv": "div", "pow": "pow", "maximum": "maximum", "minimum": "minimum", "eq": "eq",
+    "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
     "and": "logical_and", "or": "logical_or", "xor": "logical_xor", "__and__": "logical_and", "__or__": "logical_or",
 }  # fmt: skip
 # what Tensor op scores means with the scores first
 _REFLECTED = {
-    "add": "add", "mul": "mul", "sub": "rsub", "div": "rdiv", "pow": "rpow", "maximum": "maximum", "minimum": "minimum", "eq": "eq",
-    "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "logical_and": "logical_and", "logical_or": "logical_or",
-    "logical_xor": "logical_xor",
+    "add": "add", "mul": "mul", "sub": "rsub", "div": "rdiv", "pow": "rpow", "maximum": "maximum", "minimum": "minimum",
+    "eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le",
+    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
 }  # fmt: skip
 
 
@@ -73,7 +73,9 @@ def _matmul(a: Any, b: Any, *, out: None = None) -> Any:
 
 def _dropout(s: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if training and p > 0:
-        raise FoldError(explain("dropout(p=)", f"{p} on lazy scores", "p = 0, or training=False; drop out the result instead"))
+        raise FoldError(
+            explain("dropout(p=)", f"{p} on lazy scores", "p = 0, or training=False; drop out the result instead")
+        )
     return s
 
 
@@ -100,10 +102,14 @@ def _cross_entropy(
     s = s.scores if isinstance(s, Normalized) else s
     if s.dim() > 2:
         if s.dim() != 3:
-            raise FoldError(explain("cross_entropy", f"scores of {s.dim()} dimensions", "2 or 3; use reshape to [-1, classes]"))
+            raise FoldError(
+                explain("cross_entropy", f"scores of {s.dim()} dimensions", "2 or 3; use reshape to [-1, classes]")
+            )
         s = s.mT  # torch's class axis is 1
         target = target.mT if target.is_floating_point() else target
-    return cross_entropy(s, target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+    return cross_entropy(
+        s, target, weight=weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )
 
 
 def _nll_loss(
@@ -129,11 +135,13 @@ def _einsum(equation: str, *operands: Any) -> Tensor:
         operands = tuple(operands[0])
     inputs, _, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
-    problem = explain("einsum", repr(equation), "scores [.., n, k] and one tensor, contracted over k or n; or " + TOO_MANY)
+    problem = explain(
+        "einsum", repr(equation), "scores [.., n, k] and one tensor, contracted over k or n; or " + TOO_MANY
+    )
     if len(terms) != 2 or len(operands) != 2 or "." in equation or not output:
         raise FoldError(problem)
     (s, s_term), (v, v_term) = sorted(zip(operands, terms, strict=True), key=lambda p: isinstance(p[0], Tensor))
-    *batch, n, k = s_term
+    *batch, n, k = list(s_term)
     if n in v_term and k not in v_term and k in output:
         s, n, k = s.mT, k, n
     free = [c for c in v_term if c not in s_term]
@@ -200,7 +208,9 @@ def _compiled_matmul(t: Any, s: Any) -> Any:
     right = t.shape[max(-2, -t.dim())] == s.shape[-1]
     if left and right:
         was = f"`@` between scores {tuple(s.shape)} and a tensor {tuple(t.shape)} under torch.compile"
-        raise FoldError(explain("matmul", was, "torch.matmul(scores, tensor): torch.compile hides which one stands first"))
+        raise FoldError(
+            explain("matmul", was, "torch.matmul(scores, tensor): torch.compile hides which one stands first")
+        )
     return _matmul(s, t) if right else _matmul(t, s)
 
 

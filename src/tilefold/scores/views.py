@@ -54,7 +54,9 @@ def _pairs(s: Scores, lead: list[Any], row: Tensor, col: Tensor) -> Tensor:
     """s[row, col] for two index tensors: one score for each pair."""
     if lead or row.dtype == torch.bool or col.dtype == torch.bool or row.is_floating_point() or col.is_floating_point():
         was = f"{len(lead)} batch axes, and tensors of {row.dtype} and {col.dtype}"
-        raise FoldError(explain("scores[rows, columns]", was, "2-D scores and two integer index tensors; or scores.gather"))
+        raise FoldError(
+            explain("scores[rows, columns]", was, "2-D scores and two integer index tensors; or scores.gather")
+        )
     row, col = torch.broadcast_tensors(row, col)
     at = torch.where(col < 0, col + s._k, col).reshape(-1, 1)
     rows = torch.where(row < 0, row + s._n, row).reshape(-1)
@@ -75,15 +77,26 @@ def _take(s: Scores, axis: str, part: Any) -> Scores:
         operands = []
         for t, kind in zip(s._operands, s._kinds, strict=True):
             d = _has_axis(kind, t, axis)
-            operands.append(t if d is None else t[(..., slice(start, stop, step), *(slice(None),) * (-1 - d))])
+            at: tuple[Any, ...] = () if d is None else (..., slice(start, stop, step), *(slice(None),) * (-1 - d))
+            operands.append(t if d is None else t[at])
         expr, mask = _places(s, axis, length, lambda e: text.moved(e, axis, start, step))
         mask = None if mask is None else text.interval_of_slice(mask, axis, start, step)
-        return s._with(operands=tuple(operands), expr=expr, mask=mask, versions=s._versions, **{"n" if axis == "row" else "k": new})
+        return s._with(
+            operands=tuple(operands), expr=expr, mask=mask, versions=s._versions, **{"n" if axis == "row" else "k": new}
+        )
     if isinstance(part, Tensor) and part.dim() == 1 and not part.is_floating_point():
         return _select(s, axis, part, length)
     if isinstance(part, int):
-        raise FoldError(explain("scores[...]", f"the integer {part} on the {axis} axis", f"a slice: scores[..., {part}:{part + 1}, :] keeps the axis"))
-    raise FoldError(explain("scores[...]", type(part).__name__, f"slices and 1-D index or boolean tensors; or {TOO_MANY}"))
+        raise FoldError(
+            explain(
+                "scores[...]",
+                f"the integer {part} on the {axis} axis",
+                f"a slice: scores[..., {part}:{part + 1}, :] keeps the axis",
+            )
+        )
+    raise FoldError(
+        explain("scores[...]", type(part).__name__, f"slices and 1-D index or boolean tensors; or {TOO_MANY}")
+    )
 
 
 def _pointwise_along(s: Scores, axis: str) -> Scores:
@@ -94,7 +107,7 @@ def _pointwise_along(s: Scores, axis: str) -> Scores:
 def _places(
     s: Scores, axis: str, length: int, change: Callable[[str | None], str | None]
 ) -> tuple[str, text.MaskText | None]:
-    """The expression and the mask with `change` applied where they read an index of the axis, and its size fixed at `length`."""
+    """The expression and the mask, with `change` where they read an index of the axis and its size fixed at `length`."""
     return map_texts(s, lambda e: change(text.sized(e, axis, length)) if text.places(e, axis) else e)
 
 
@@ -112,7 +125,13 @@ def _select(s: Scores, axis: str, index: Tensor, length: int) -> Scores:
     operands.append(index.unsqueeze(-1) if axis == "row" else index.unsqueeze(-2))
     kinds.append(axis)
     expr, mask = _places(_pointwise_along(s, axis), axis, length, lambda e: text.indexed(e, axis, number))
-    return s._with(operands=tuple(operands), kinds=tuple(kinds), expr=expr, mask=mask, **{"n" if axis == "row" else "k": index.shape[0]})
+    return s._with(
+        operands=tuple(operands),
+        kinds=tuple(kinds),
+        expr=expr,
+        mask=mask,
+        **{"n" if axis == "row" else "k": index.shape[0]},
+    )
 
 
 def _take_batch(s: Scores, d: int, part: Any) -> Scores:
@@ -120,7 +139,11 @@ def _take_batch(s: Scores, d: int, part: Any) -> Scores:
     if isinstance(part, slice) and part == slice(None):
         return s
     if not isinstance(part, (int, slice)):
-        raise FoldError(explain("scores[...]", f"{type(part).__name__} on a batch axis", "an integer or a slice; index the operands"))
+        raise FoldError(
+            explain(
+                "scores[...]", f"{type(part).__name__} on a batch axis", "an integer or a slice; index the operands"
+            )
+        )
     size = s._batch[d]
     if isinstance(part, int) and not -size <= part < size:
         raise IndexError(explain("scores[...]", str(part), f"{-size} to {size - 1}"))
@@ -151,7 +174,11 @@ def reshape(s: Scores, shape: tuple[Any, ...]) -> Scores:
     if tuple(shape) == tuple(s.shape):
         return s
     if len(shape) < 2 or shape[-1] != s._k:
-        raise FoldError(explain("reshape", f"{tuple(s.shape)} to {tuple(shape)}", f"a shape whose last axis stays {s._k}; or {TOO_MANY}"))
+        raise FoldError(
+            explain(
+                "reshape", f"{tuple(s.shape)} to {tuple(shape)}", f"a shape whose last axis stays {s._k}; or {TOO_MANY}"
+            )
+        )
     *batch, n, _ = shape
     if n == s._n:
         return _reshape_batch(s, tuple(batch))
@@ -171,11 +198,13 @@ def _reshape_batch(s: Scores, batch: tuple[int, ...]) -> Scores:
 
 
 def _regroup_rows(s: Scores, batch: tuple[int, ...], n: int) -> Scores:
-    """Rows and batch dimensions regrouped, as in logits.view(-1, vocabulary): nothing on the column side may have a batch."""
+    """Rows and batch dimensions regrouped, as in logits.view(-1, vocabulary); the column side may have no batch."""
     for t, kind in zip(s._operands, s._kinds, strict=True):
         if kind in ("cols", "col", "block") and math.prod(t.shape[:-2]) != 1:
             was = f"an operand per column with batch shape {tuple(t.shape[:-2])}"
-            raise FoldError(explain("reshape", was, f"column operands without a batch when rows are regrouped; or {TOO_MANY}"))
+            raise FoldError(
+                explain("reshape", was, f"column operands without a batch when rows are regrouped; or {TOO_MANY}")
+            )
     rows = torch.arange(s._n, device=s.device).unsqueeze(-1)
     s, number = _pointwise_along(s, "row"), len(s._operands)
     expr, mask = _places(s, "row", s._n, lambda e: text.indexed(e, "row", number))
@@ -198,11 +227,13 @@ def _regroup_rows(s: Scores, batch: tuple[int, ...], n: int) -> Scores:
 
 
 def _scalar_to_row(expr: str, mask: text.MaskText | None, operand: int) -> tuple[str, text.MaskText | None]:
-    change = lambda e: text.scalar_to_row(e, operand)  # noqa: E731
+    change: Callable[[str | None], str | None] = lambda e: text.scalar_to_row(e, operand)
     if mask is not None:
         axis, lo, hi, block, size, test = mask
         mask = (axis, change(lo), change(hi), block, size, change(test))
-    return change(expr), mask
+    changed = change(expr)
+    assert changed is not None
+    return changed, mask
 
 
 def flatten(s: Scores, start_dim: int, end_dim: int) -> Scores:

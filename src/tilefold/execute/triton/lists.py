@@ -1,10 +1,11 @@
 """Top-k that is a Program's only output: by threshold (threshold.py) where that pays, else a chunk of scores at a time.
 
-By threshold: five kernels a round of rows, then one look at the flags of rows that it could not settle (too many equal scores, too few
-visible ones); their row tiles are made again by chunks. That look waits for the device, so a CUDA graph takes the other ways.
+By threshold: six kernels a round of rows, then one look at the flags of rows that it could not settle (too many equal
+scores, too few visible ones); their row tiles are made again by chunks. That look waits for the device, so a CUDA graph
+takes the other ways.
 
-By chunks: a chunk [rows, columns] of scores is written by tiles_kernel into a buffer of at most BUFFER bytes and merged into the list of
-its rows by the fold's torch form.
+By chunks: a chunk [rows, columns] of scores is written by tiles_kernel into a buffer of at most BUFFER bytes and merged
+into the list of its rows by the fold's torch form.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .launch import Kernel
 
 BUFFER = 64 << 20
 SEGMENTS = 256 << 20  # bytes of kept chunks in a round of rows
-WORTH = 1 << 27  # scores from which a threshold saves more than its launches cost (about 0.15 ms) against a list in registers
+WORTH = 1 << 27  # scores from which it saves more than its launches cost (0.15 ms) against a list in registers
 WORTH_LONG = 1 << 22  # and against chunks, which write all scores
 FLAGGED = 64  # rows that are made again together
 POSITIONS = 1 << 15  # places of a row's segments that a block selects from
@@ -49,8 +50,13 @@ class Choice:
     groups: int = 1  # of the sample: its maxima are groups * BK / 2 numbers
 
 
+def blocks(t: select.Tiles) -> int:
+    """Blocks that run on a unit at a time."""
+    return 2 if t.cap else 1
+
+
 def rank(expected: float) -> int:
-    """The least r with P(Poisson(expected) >= r) < 1e-6: fewer than k columns above the r-th best of a sample in less than one row of a million."""
+    """The least r with P(Poisson(expected) >= r) < 1e-6, where `expected` of the k best fall into the sample."""
     term, r, below = math.exp(-expected), 0, 0.0
     while r < expected or 1.0 - below >= 1e-6:
         below += term
@@ -59,13 +65,16 @@ def rank(expected: float) -> int:
     return max(1, r)
 
 
+def too_small(scores: int, best: int) -> str | None:
+    worth = WORTH if best <= plan.COMBINABLE_K else WORTH_LONG
+    return None if scores >= worth else f"{scores} scores, fewer than {worth}: too small for the launches of a threshold"
+
+
 @functools.lru_cache(maxsize=1024)
 def choose(rows: int, k: int, best: int, t: select.Tiles, units: int, forced: bool = False) -> Choice:
     """Of `rows` rows (over all batch entries) with k columns each the `best` largest scores."""
-    scores = rows * k
-    worth = WORTH if best <= plan.COMBINABLE_K else WORTH_LONG
-    if scores < worth and not forced:
-        return Choice(False, f"{scores} scores, fewer than {worth}: too small for the launches of a threshold")
+    if not forced and (small := too_small(rows * k, best)) is not None:
+        return Choice(False, small)
     c = min(8, t.bk // 4)
     if 16 * best * c > k and not forced:
         return Choice(False, f"k = {best} of {k} columns: a threshold would keep most of them")
@@ -77,7 +86,7 @@ def choose(rows: int, k: int, best: int, t: select.Tiles, units: int, forced: bo
     r = rank(needed * tiles * t.bk / k)
     row_tiles = math.ceil(rows / t.bn)
     tiles_k = math.ceil(k / t.bk)
-    splits = t.splits or max(1, min(units // row_tiles, tiles_k // 8))
+    splits = t.splits or max(1, min(units * blocks(t) // row_tiles, tiles_k // 8))
     half = t.bk // 2  # numbers that a group of tiles leaves
     groups = min(tiles, max(splits, math.ceil(8 * r / half)))
     tiles = tiles // groups * groups
@@ -161,7 +170,7 @@ def tiles(given: select.Tiles, d: int, x_bytes: int, y_bytes: int, limits: selec
         made = select.Tiles(128, 128, 64, (), False, 8, max(1, min(4, stages)))
     else:
         room = limits.shared - 2048
-        fits = lambda bk, blocks: (room // blocks - 128 * x_bytes) // (bk * y_bytes)  # noqa: E731
+        fits = lambda bk, count: (room // count - 128 * x_bytes) // (bk * y_bytes)
         if fits(128, 2) >= 2:
             made = select.Tiles(128, 128, 64, (), True, 8, min(3, fits(128, 2)), cap=128 if limits.warp == 32 else 0)
         else:
@@ -185,7 +194,7 @@ class _Plan:
     taus: int  # rows of a block of tau_kernel
 
 
-_plans: dict[Any, tuple[Program, _Plan]] = {}
+_plans: dict[Any, tuple[Program, _Plan | str]] = {}
 
 
 def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, forced: bool = False) -> _Plan | str:
@@ -208,7 +217,7 @@ def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
     t = s.tiles
     c = choose(math.prod(batch) * n, k, best, t, limits.units, forced)
     if not c.pays:
-        return c.reason
+        return _keep(key, program, c.reason)
     source = s.launch.source
     assert source is not None
     floats, ints = plan._numbers(source)
@@ -233,11 +242,15 @@ def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
         s.kernel(threshold.append_kernel, ["*fp32", "*i64", "*i32", *numbers, *["i32"] * 6], [0, 1, 2], t.warps, t.stages, t.cap, C=c.c, ASM=limits.matrix > 0 and torch.version.hip is None),
         plan._kernel(
             threshold.select_kernel, ["*i64", "*i32", "*i32", "*i8", *["i32"] * 5], {(i,): 16 for i in range(4)},
-            (c.capacity, t.bn, slots, length, c.chunks), "", max(1, min(32, length // 512)), 1,
+            (c.capacity, t.bn, slots, length, c.chunks), "", max(1, min(16, length // 512)), 1,
         ),
         s.kernel(threshold.rescore_kernel, ["*i32", "*i64", *numbers, "i32", "i32", "i32"], [0, 1], 4, 1, C=c.c, B=part),
         sort, members, part, taus,
     )  # fmt: skip
+    return _keep(key, program, made)
+
+
+def _keep(key: Any, program: Program, made: _Plan | str) -> _Plan | str:
     if len(_plans) >= plan.PLANS:
         _plans.pop(next(iter(_plans)))
     _plans[key] = (program, made)
@@ -248,15 +261,28 @@ def why_not_threshold(program: Program, operands: Sequence[Tensor], batch: tuple
     """Why a Program is not selected by threshold, or None."""
     if len(program.outputs) != 1 or program.outputs[0].fold not in ("topk", "bottomk"):
         return "a threshold serves top-k alone, without other folds"
+    if (small := too_small(math.prod(batch) * n * k, dict(program.outputs[0].options)["k"])) is not None:
+        return small
     if operands[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured, and a threshold's flags are read by the host"
     made = _plan(program, operands, batch, n, k)
     return made if isinstance(made, str) else None
 
 
+def serves(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int) -> bool:
+    """Whether run_long_list is the way for a Program: its list is too long for registers, or a threshold is faster."""
+    o = program.outputs[0]
+    if len(program.outputs) != 1 or o.fold not in ("topk", "bottomk"):
+        return False
+    return plan.long_list(o) or why_not_threshold(program, operands, batch, n, k) is None
+
+
 def explain(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int) -> str:
+    if (reason := why_not_threshold(program, operands, batch, n, k)) is not None:
+        return f"a chunk of scores at a time: {reason}"
     made = _plan(program, operands, batch, n, k)
-    return made if isinstance(made, str) else f"{made.choice.reason}; {made.scores.tiles}"
+    assert isinstance(made, _Plan)
+    return f"{made.choice.reason}; {made.scores.tiles}"
 
 
 def run_threshold(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, forced: bool = False) -> list[Tensor]:
@@ -292,7 +318,7 @@ def phases(p: _Plan, operands: Sequence[Tensor], made: Sequence[Tensor], batch: 
     row_tiles = math.ceil(n / t.bn)
     total = row_tiles * s.kept_count
     slots = t.bk // c.c
-    units = select.limits_of(device.type, device.index).units
+    units = select.limits_of(device.type, device.index).units * blocks(t)
     each = max(1, SEGMENTS // (c.splits * c.capacity * t.bn * slots * 8))
     each = each // units * units if each > units else each  # whole waves
     rounds = min(total, each)
@@ -347,7 +373,7 @@ def _sort(keys: Tensor, made: Sequence[Tensor], first: int, padded: int, n: int,
 
 
 def run_long_list(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int) -> list[Tensor]:
-    """A top-k with more places than a list in registers has."""
+    """A top-k that `serves` says yes to."""
     if why_not_threshold(program, operands, batch, n, k) is None:
         return run_threshold(program, operands, batch, n, k)
     o = program.outputs[0]

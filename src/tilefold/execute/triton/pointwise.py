@@ -122,7 +122,7 @@ def gumbel(seed, stream, position, column, wide: tl.constexpr):
     r = _philox(c0, c1, c2, (seed & low).to(tl.uint32), ((seed >> 32) & low).to(tl.uint32))
     twice = r << 1
     small = r < 0x80000000
-    part = tl.where(small, twice + 1, ~twice)  # (2 r + 1) or 2 (2^32 - r) - 1, both below 2^32
+    part = tl.where(small, twice + 1, twice ^ 0xFFFFFFFF)  # (2 r + 1) or 2 (2^32 - r) - 1, both below 2^32
     v = part.to(wide) * 1.1641532182693481e-10  # 2^-33
     e = -tl.where(small, log1p(-tl.where(small, v, 0.0)), tl.log(v))
     return -tl.log(e)

@@ -121,7 +121,7 @@ def append(base, at, m, tau, t, limit, step: tl.constexpr, ASM: tl.constexpr):
             @q add.s32 $0, $1, $7;
             }
             """,
-            "=&r,r,r,r,r,l,r,n", [at, m.to(tl.int32, bitcast=True), tau.to(tl.int32, bitcast=True), t, base.to(tl.int64), limit, step],
+            "=&r,r,r,r,r,l,r,r", [at, m.to(tl.int32, bitcast=True), tau.to(tl.int32, bitcast=True), t, base.to(tl.int64), limit, step],
             dtype=tl.int32, is_pure=False, pack=1)
     else:
         hit = ((m < tau) == 0) & (at < limit)
