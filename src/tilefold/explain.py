@@ -1,4 +1,4 @@
-"""What a reduction of scores will do: executor and tiles, what it moves, how long that takes at best, what fusing saves."""
+"""What a reduction of scores will do: executor, tiles, what it moves, how long that takes at best, what is saved."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `tl.dot(tl.trans(acc), x)`, acc the result of a warp-group product, gives wrong numbers on sm_90 in Triton 3.4.0 to
 3.7.0. The operand then has a #linear layout, or comes from tt.trans of something computed from a product. A #linear
-layout that a reshape in a reduction made is harmless, so only what flows into an operand counts.
+layout of a loaded tile, or of a reshape in a reduction, is harmless: what counts flows from a product into an operand.
 """
 
 from __future__ import annotations
@@ -116,11 +116,14 @@ class _Flow:
 def miscompiled(ttgir: str) -> list[str]:
     """The products with such an operand, one line each."""
     flow = _Flow(ttgir)
+
+    def from_product(v: _Value) -> bool:
+        return any(u.op in PRODUCTS for u in flow.behind(v.uses, None))
+
     bad = []
     for line, operands in flow.products:
-        layouts = any(_LINEAR.search(v.text) for v in flow.behind(operands, MOVES))
-        turned = [v for v in flow.behind(operands, None) if v.op == "tt.trans"]
-        from_product = any(u.op in PRODUCTS for t in turned for u in flow.behind(t.uses, None))
-        if layouts or from_product:
+        suspects = [v for v in flow.behind(operands, MOVES) if _LINEAR.search(v.text)]
+        suspects += [v for v in flow.behind(operands, None) if v.op == "tt.trans"]
+        if any(map(from_product, suspects)):
             bad.append(line)
     return bad

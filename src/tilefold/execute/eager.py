@@ -1,8 +1,8 @@
-"""A Program run tile by tile in PyTorch, on any device: the default on a CPU, and what every executor is checked against.
+"""A Program run tile by tile in PyTorch, on any device: the default on a CPU, and what other executors are checked by.
 
-A tile of scores and its temporaries stay in the cache. What varies only with the row is computed once per row tile, what
-varies with nothing once. Outputs per row keep a state per row tile; sums per column go to their accumulator tile by tile,
-so that a backward pass evaluates each score once for both sides.
+A tile of scores and its temporaries stay in the cache. What varies only with the row is computed once per row tile,
+what varies with nothing once. Outputs per row keep a state per row tile; sums per column go to their accumulator tile
+by tile, so that a backward pass evaluates each score once for both sides.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Box:
 
 
 def _boxes(operands: Sequence[Tensor], batch: tuple[int, ...], target: int) -> Iterator[_Box]:
-    """The batch in boxes of about `target` entries: whole trailing dimensions, a part of one, one of each leading one."""
+    """The batch in boxes of about `target` entries: whole last dimensions, a part of one, one of each leading one."""
     if not batch:
         yield _Box((), (), [t.unsqueeze(0) for t in operands])
         return
@@ -500,7 +500,7 @@ def _fold_tile(
     seen: Tensor | None,
     states: list[Any],
     accs: list[Tensor | None],
-    results: list[Any],
+    results: list[Any] | None,
 ) -> None:
     shape = (here.box.count, here.n1 - here.n0, here.k1 - here.k0)
     hidden = None if seen is None else ~seen

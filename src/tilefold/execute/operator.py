@@ -2,8 +2,8 @@
 
     tilefold::fold(Tensor[] operands, str program, SymInt[] sizes, str dtypes) -> Tensor[]
 
-torch.compile, export, vmap and the autograd engine see these two and nothing below. What is saved for the backward pass:
-the operands and the results, which are O(N). The gradient operator has no derivative: a second one raises.
+torch.compile, export, vmap and the autograd engine see these two and nothing below. What is saved for the backward
+pass: the operands and the results, which are O(N). The gradient operator has no derivative: a second one raises.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def pull_back(
     # a gradient that is a sum of several parts is rounded once, at the end
     dtypes = type_names(*(operands[t].dtype if parts[t] == 1 else wide for t in plan.targets))
     if not torch.compiler.is_compiling() and _direct(tensors):
-        outputs = _FoldBackward.apply(plan.program.text, sizes, dtypes, *tensors)
+        outputs = _FoldBackward.apply(plan.program.text, sizes, dtypes, *tensors)  # type: ignore[no-untyped-call]
     else:
         outputs = torch.ops.tilefold.fold_backward(tensors, plan.program.text, sizes, dtypes)
     for t, o, value in zip(plan.targets, plan.program.outputs, outputs, strict=True):
@@ -151,7 +151,7 @@ def _gradient_operands(
 def _row_dot(a: Tensor, b: Tensor) -> Tensor:
     """a_i . b_i of each row, [.., N], accumulated in float32 or wider."""
     if not torch.compiler.is_compiling() and _direct((a, b)):
-        outputs: Sequence[Tensor] = _FoldBackward.apply(ROW_DOT, [*a.shape], "float32", a, b)
+        outputs: Sequence[Tensor] = _FoldBackward.apply(ROW_DOT, [*a.shape], "float32", a, b)  # type: ignore[no-untyped-call]
     else:
         outputs = torch.ops.tilefold.fold_backward([a, b], ROW_DOT, [*a.shape], "float32")
     return outputs[0]
@@ -171,7 +171,7 @@ torch.library.register_autograd(
 
 
 class _Fold(torch.autograd.Function):
-    """The operator outside tracing: serves torch.func's transforms, at a third of the registered formula's cost per call."""
+    """The operator outside tracing: serves torch.func, and costs a third of the registered formula per call."""
 
     generate_vmap_rule = False
 
@@ -207,7 +207,7 @@ class _Fold(torch.autograd.Function):
         info: Any, in_dims: tuple[Any, ...], program: str, sizes: Sequence[int], dtypes: str, *operands: Tensor
     ) -> Any:
         moved = _batched(info.batch_size, in_dims[3:], operands, len(sizes), False)
-        out = _Fold.apply(program, [info.batch_size, *sizes], dtypes, *moved)
+        out = _Fold.apply(program, [info.batch_size, *sizes], dtypes, *moved)  # type: ignore[no-untyped-call]
         return out, (0,) * len(out)
 
 
@@ -233,7 +233,7 @@ class _FoldBackward(torch.autograd.Function):
         info: Any, in_dims: tuple[Any, ...], program: str, sizes: Sequence[int], dtypes: str, *operands: Tensor
     ) -> Any:
         moved = _batched(info.batch_size, in_dims[3:], operands, len(sizes), True)
-        out = _FoldBackward.apply(program, [info.batch_size, *sizes], dtypes, *moved)
+        out = _FoldBackward.apply(program, [info.batch_size, *sizes], dtypes, *moved)  # type: ignore[no-untyped-call]
         return out, (0,) * len(out)
 
 
@@ -265,7 +265,7 @@ def fold(operands: list[Tensor], program: str, sizes: Sequence[int], dtypes: str
         traced: Sequence[Tensor] = torch.ops.tilefold.fold(operands, program, sizes, dtypes)
         return traced
     if torch._C._are_functorch_transforms_active() or _wants_derivative(operands):
-        recorded: Sequence[Tensor] = _Fold.apply(program, sizes, dtypes, *operands)
+        recorded: Sequence[Tensor] = _Fold.apply(program, sizes, dtypes, *operands)  # type: ignore[no-untyped-call]
         return recorded
     return _run(operands, program, sizes, dtypes)
 

@@ -8,8 +8,8 @@ A fold reduces a row of scores. It is a monoid on a small state per row:
     finish   the results
 
 The same merge serves tiles, blocks that split K, shards on several GPUs and chunks streamed from the host.
-A fold with a payload [K, Dv] returns from step also a factor alpha for the accumulator and a weight tile P; the executor
-owns acc = alpha * acc + P @ payload.
+A fold with a payload [K, Dv] returns from step also a factor alpha for the accumulator and a weight tile P; the
+executor owns acc = alpha * acc + P @ payload.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Count, mean and variance of each row, over its visible columns.
 
 State of the variance: n, mean and M = sum_j (s_j - mean)^2.
-    merge    d = mean_b - mean_a;  mean = mean_a + d n_b / n;  M = M_a + M_b + d^2 n_a n_b / n  (Chan, Golub, LeVeque, 1979)
+    merge    d = mean_b - mean_a;  mean = mean_a + d n_b / n;  M = M_a + M_b + d^2 n_a n_b / n  (Chan et al., 1979)
     d/ds     mean: g / n;  variance: 2 g (s - mean) / (n - correction)
 The mean is a differentiable result of the variance too: the merge of column shards needs its gradient.
 """

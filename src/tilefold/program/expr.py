@@ -237,7 +237,7 @@ def _neutral(a: Expr, value: int, other: Expr) -> bool:
 
 
 def op(name: str, *operands: Any) -> Expr:
-    """The node `name(*operands)`, simplified where the value stays the same for all inputs, infinities and NaN included."""
+    """The node `name(*operands)`, simplified where the value stays the same for any input, be it infinite or NaN."""
     args = tuple(map(lift, operands))
     folded = _fold_constants(name, args)
     if folded is not None:

@@ -31,7 +31,7 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
         y: [.., K, D]; leading dimensions broadcast (grouped heads need no copies of the keys), data types may differ
         metric: "dot" x_i . y_j; "cosine"; "sqeuclidean" |x_i - y_j|^2; "euclidean" |x_i - y_j|
     Returns:
-        Scores: nothing is computed yet; see `Scores` and `fold`. Products accumulate in float32, float64 ones in float64.
+        Scores: nothing is computed yet; see `Scores` and `fold`. Products accumulate in float32 (float64 in float64).
     Raises:
         ShapeError: for sizes D, devices or data types that do not go together
         OptionError: for an unknown metric
@@ -84,24 +84,28 @@ def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cosine(s: Scores, x: Tensor, y: Tensor) -> Scores:
-    return s.mul(_inverse_norm(x).unsqueeze(-1)).mul(_inverse_norm(y).unsqueeze(-2))
+    made: Scores = s.mul(_inverse_norm(x).unsqueeze(-1)).mul(_inverse_norm(y).unsqueeze(-2))
+    return made
 
 
 def _inverse_norm(t: Tensor) -> Tensor:
     # like F.cosine_similarity: a zero vector has similarity 0, not NaN
-    return 1.0 / torch.linalg.vector_norm(_wide(t), dim=-1).clamp(min=1e-8)
+    norm: Tensor = torch.linalg.vector_norm(_wide(t), dim=-1)
+    return 1.0 / norm.clamp(min=1e-8)
 
 
 def _sqeuclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
     norms = s.mul(-2.0).add(_wide(x).square().sum(-1).unsqueeze(-1)).add(_wide(y).square().sum(-1).unsqueeze(-2))
-    return norms.relu()
+    made: Scores = norms.relu()
+    return made
 
 
 def _euclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
     square = _sqeuclidean(s, x, y)
     apart = square.ne(0.0)  # NaN too
     # like torch.cdist: the gradient at distance 0 is 0
-    return apart.where_else(apart.where_else(square, 1.0).sqrt(), 0.0)
+    made: Scores = apart.where_else(apart.where_else(square, 1.0).sqrt(), 0.0)
+    return made
 
 
 _METRIC = {"cosine": _cosine, "sqeuclidean": _sqeuclidean, "euclidean": _euclidean}
@@ -379,8 +383,8 @@ def stream(
         chunks: of y, [.., K_c, D]; or of (y chunk, payload chunk [.., K_c, Dv]) for folds with a payload
         args, named: folds, as for `fold`; a fold with a payload is given without it, `tf.SoftmaxSum()`
         metric: as for `scores`
-        transform: what to do with each chunk's scores before the fold, for example `lambda s: s / 0.7`; `col_index` counts
-            within the chunk
+        transform: what to do with each chunk's scores before the fold, for example `lambda s: s / 0.7`; `col_index`
+            counts within the chunk
     Returns:
         as `fold`, for all chunks together; columns are numbered through
     """

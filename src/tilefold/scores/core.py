@@ -505,7 +505,7 @@ class Scores(Pointwise):
         return s
 
     def visible_rows(self, which: Tensor) -> Scores:
-        """The scores with no column visible to the rows [.., N] where `which` is False; tiles of such rows cost nothing."""
+        """The scores with no column visible to rows [.., N] where `which` is False; tiles of such rows cost nothing."""
         s, e = self._row_data(which, "which")
         hi = text.apply("where", e, text.size("col"), text.number(0, "int"))
         made = ("row", None, hi, None, (0, 0), None)
@@ -517,7 +517,8 @@ class Scores(Pointwise):
             return self
         if not cap > 0:
             raise OptionError(explain("softcap", str(cap), "a positive number, or None"))
-        return self.div(float(cap)).tanh().mul(float(cap))
+        capped: Scores = self.div(float(cap)).tanh().mul(float(cap))
+        return capped
 
     def _mask_of(self, m: masks.Mask | Tensor) -> tuple[Scores, text.MaskText]:
         if isinstance(m, (masks.Causal, masks.Window)):
@@ -665,7 +666,7 @@ class Scores(Pointwise):
 
         return squeeze(self, dim)
 
-    def __getitem__(self, key: Any) -> Scores:
+    def __getitem__(self, key: Any) -> Any:
         from .views import getitem
 
         return getitem(self, key)
@@ -723,15 +724,17 @@ class Scores(Pointwise):
         return out.unsqueeze(at)
 
     def logsumexp(self, dim: Any, keepdim: bool = False) -> Tensor:
-        return self._reduce(folds.LogSumExp, dim, keepdim, "logsumexp", lambda t: t.logsumexp(-1))
+        out: Tensor = self._reduce(folds.LogSumExp, dim, keepdim, "logsumexp", lambda t: t.logsumexp(-1))
+        return out
 
     def sum(self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         make = folds.Count if self.dtype == torch.bool else folds.Sum
-        out = self._reduce(make, dim, keepdim, "sum", lambda t: t.sum(-1))
+        out: Tensor = self._reduce(make, dim, keepdim, "sum", lambda t: t.sum(-1))
         return out if dtype is None else out.to(dtype)
 
     def count_nonzero(self, dim: Any = None) -> Tensor:
-        return self._reduce(folds.Count, dim, False, "count_nonzero", lambda t: t.sum(-1))
+        out: Tensor = self._reduce(folds.Count, dim, False, "count_nonzero", lambda t: t.sum(-1))
+        return out
 
     def mean(self, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
         if self._mask is not None and (dim is None or isinstance(dim, (tuple, list)) and len(dim) > 1):
@@ -740,14 +743,15 @@ class Scores(Pointwise):
                     "mean(dim=)", str(dim), "one axis on masked scores; divide s.sum() by the number of visible scores"
                 )
             )
-        out = self._reduce(folds.Mean, dim, keepdim, "mean", lambda t: t.mean(-1))
+        out: Tensor = self._reduce(folds.Mean, dim, keepdim, "mean", lambda t: t.mean(-1))
         return out if dtype is None else out.to(dtype)
 
     def var(
         self, dim: Any = -1, unbiased: bool = True, keepdim: bool = False, *, correction: Number | None = None
     ) -> Tensor:
         c = (1 if unbiased else 0) if correction is None else correction
-        return self._reduce(lambda: folds.Variance(correction=c), dim, keepdim, "var")
+        out: Tensor = self._reduce(lambda: folds.Variance(correction=c), dim, keepdim, "var")
+        return out
 
     def std(
         self, dim: Any = -1, unbiased: bool = True, keepdim: bool = False, *, correction: Number | None = None
@@ -755,10 +759,12 @@ class Scores(Pointwise):
         return self.var(dim, unbiased, keepdim, correction=correction).sqrt()
 
     def amax(self, dim: Any = (), keepdim: bool = False) -> Tensor:
-        return self._reduce(folds.Max, dim, keepdim, "amax", lambda t: t.amax(-1))
+        out: Tensor = self._reduce(folds.Max, dim, keepdim, "amax", lambda t: t.amax(-1))
+        return out
 
     def amin(self, dim: Any = (), keepdim: bool = False) -> Tensor:
-        return self._reduce(folds.Min, dim, keepdim, "amin", lambda t: t.amin(-1))
+        out: Tensor = self._reduce(folds.Min, dim, keepdim, "amin", lambda t: t.amin(-1))
+        return out
 
     def max(self, dim: Any = None, keepdim: bool = False) -> Any:
         if dim is None:
@@ -776,11 +782,13 @@ class Scores(Pointwise):
 
     def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         self._needs_dim(dim, "argmax")
-        return self._reduce(folds.ArgMax, dim, keepdim, "argmax")
+        out: Tensor = self._reduce(folds.ArgMax, dim, keepdim, "argmax")
+        return out
 
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         self._needs_dim(dim, "argmin")
-        return self._reduce(folds.ArgMin, dim, keepdim, "argmin")
+        out: Tensor = self._reduce(folds.ArgMin, dim, keepdim, "argmin")
+        return out
 
     def _needs_dim(self, dim: int | None, name: str) -> None:
         if dim is None:
@@ -829,8 +837,10 @@ class Scores(Pointwise):
             raise TypeError(explain("matmul(scores, other)", type(other).__name__, "a tensor [.., K, Dv]"))
         other = autocast(other)
         if other.dim() == 1:
-            return fold(self, make(other.unsqueeze(-1))).squeeze(-1)
-        return fold(self, make(other))
+            out: Tensor = fold(self, make(other.unsqueeze(-1)))
+            return out.squeeze(-1)
+        out = fold(self, make(other))
+        return out
 
     __matmul__ = matmul
 
@@ -848,7 +858,7 @@ class Scores(Pointwise):
 
 
 class Normalized(Pointwise):
-    """Lazy softmax or log-softmax of scores: `p @ v` is one softmax-weighted sum, all else uses exp(s - lse) or s - lse."""
+    """Lazy softmax or log-softmax of scores: `p @ v` is one fold, anything else uses exp(s - lse) or s - lse."""
 
     __slots__ = ("_made", "dim_", "is_log", "source")
 
@@ -930,7 +940,7 @@ class Normalized(Pointwise):
     def _apply(self, name: str, *others: Any, at: int = 0) -> Scores:
         return self.scores._apply(name, *others, at=at)
 
-    def __getitem__(self, key: Any) -> Scores:
+    def __getitem__(self, key: Any) -> Any:
         return self.scores[key]
 
     def __getattr__(self, name: str) -> Any:

@@ -14,14 +14,15 @@ from .core import TOO_MANY, Normalized, Pointwise, Scores
 
 # functions whose first argument is the scores and whose other arguments are the method's
 _METHODS = (
-    "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal square abs neg sign tanh sigmoid relu erf sin cos isnan isinf silu "
-    "softplus logsigmoid gelu clamp logsumexp sum mean var std amax amin max min argmax argmin topk gather softmax "
-    "log_softmax count_nonzero masked_fill transpose flatten reshape unsqueeze squeeze clone detach logical_not"
+    "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal square abs neg sign tanh sigmoid relu erf sin cos isnan isinf "
+    "silu softplus logsigmoid gelu clamp logsumexp sum mean var std amax amin max min argmax argmin topk gather "
+    "softmax log_softmax count_nonzero masked_fill transpose flatten reshape unsqueeze squeeze clone detach logical_not"
 ).split()
 _BINARY = {
     "add": "add", "sub": "sub", "subtract": "sub", "mul": "mul", "multiply": "mul", "div": "div", "divide": "div",
     "true_divide": "div", "truediv": "div", "pow": "pow", "maximum": "maximum", "minimum": "minimum", "eq": "eq",
-    "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
+    "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge",
+    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
     "and": "logical_and", "or": "logical_or", "xor": "logical_xor", "__and__": "logical_and", "__or__": "logical_or",
 }  # fmt: skip
 # what Tensor op scores means with the scores first
@@ -153,7 +154,7 @@ def _einsum(equation: str, *operands: Any) -> Tensor:
     for i, c in enumerate(batch):
         if c not in v_term:
             v = v.unsqueeze(i)
-    made = s.matmul(v)
+    made: Tensor = s.matmul(v)
     have = [*batch, n, *free]
     return made.permute([have.index(c) for c in output])
 

@@ -107,7 +107,7 @@ def _pointwise_along(s: Scores, axis: str) -> Scores:
 def _places(
     s: Scores, axis: str, length: int, change: Callable[[str | None], str | None]
 ) -> tuple[str, text.MaskText | None]:
-    """The expression and the mask, with `change` where they read an index of the axis and its size fixed at `length`."""
+    """The expression and the mask, changed where they read an index of the axis, whose size is fixed at `length`."""
     return map_texts(s, lambda e: change(text.sized(e, axis, length)) if text.places(e, axis) else e)
 
 
