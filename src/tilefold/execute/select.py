@@ -22,8 +22,8 @@ import torch
 RESIDENT_D = 256  # wider rows are streamed: a resident tile and its partners would not fit beside each other
 PAYLOAD_SLICE = 256  # an accumulator of more columns does not fit in registers
 MINIMUM = 16  # of every side of a product
-OTHER_REGISTERS = 24  # indices, bounds, loop state; with FULL found by compiling for sm_90 (triton 3.6, 2026-11): no spills up to there
-FULL = 0.98
+OTHER_REGISTERS = 16  # indices, bounds, loop state
+FULL = 1.0  # share of a thread's registers that may be planned
 SLACK = 40  # the compiler takes more where it may
 
 
@@ -157,16 +157,17 @@ def _fast(need: Need, limits: Limits) -> Tiles:
     if max((d for d, _ in need.rows), default=0) > RESIDENT_D:
         return _streamed(need, limits)
     bdv = _slices(need, PAYLOAD_SLICE)
-    best: Tiles | None = None
-    least, shown = math.inf, (0.0, 0.0, 0.0, 1)
+    fitting: list[tuple[tuple[float, float, float, float, int], Tiles]] = []
     for bn, bk, warps, stages in itertools.product((128, 64, 32), (256, 128, 64, 32), (8, 4), (3, 2, 1)):
         t = Tiles(bn, bk, 64, bdv, True, warps, stages)
         found = clocks(need, t, limits)
-        if found is not None and found[0] < least:
-            best, least, shown = t, found[0], found[1:]
-    if best is None:
+        if found is not None:
+            fitting.append((found, t))
+    if not fitting:
         return _streamed(need, limits)
-    matrix, vector, load, blocks = shown
+    least = min(found[0] for found, _ in fitting)
+    close = [(found, t) for found, t in fitting if found[0] <= CLOSE * least]
+    (_, matrix, vector, load, blocks), best = min(close, key=lambda c: (registers(need, c[1], limits), c[0][0]))
     return replace(
         best,
         reason=f"{shared(need, best, limits.warp) >> 10} of {limits.shared >> 10} KiB shared, about {registers(need, best, limits)} of "
@@ -199,13 +200,19 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
 
 
 # A clock and unit: 16-bit matrix, compares, exponentials, bytes from the second-level cache, bytes of shared memory.
-FLOPS, OPS, EXPS, BYTES, SHARED_BYTES = 4096, 64, 16, 35, 128
+FLOPS, OPS, EXPS, BYTES, SHARED_BYTES = 4096, 64, 16, 72, 128
+# Fitted to 31 timings of attention forward, both halves of its backward and arg-max on an H200 (D = 128, 2026-11-30, docs/measured.md): the share
+# of a tile's arithmetic that does not run beside products, with two blocks a unit, one block of two groups, one block of one group;
+EXPOSED_TWO_BLOCKS, EXPOSED_TWO_GROUPS, EXPOSED_ALONE = 0.17, 0.54, 0.92
+STEP = 32.0  # clocks of a step beside its work
+WAITING = {1: 1.34, 2: 1.09}  # factor of few stages: loads are waited for
+CLOSE = 1.08  # among tiles this close the one with most registers to spare is taken
 
 
 def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, float, int] | None:
     """Clocks of a unit per 128 x 128 scores, and their parts; None for tiles that don't fit.
 
-    Where two blocks share a unit, one's arithmetic runs beside the other's products; a block alone overlaps a quarter of it.
+    Where two blocks share a unit, or two groups of four warps a block, one's arithmetic runs beside the other's products.
     """
     held = shared(need, t, limits.warp)
     if limits.matrix == 10:
@@ -233,11 +240,12 @@ def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, f
     read = sum(t.bn * block(d) * size for d, size in need.rows) + t.bn / 64 * loaded
     read += t.bn / 64 * sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if whole)
     load = max(loaded / BYTES, (loaded + read) / SHARED_BYTES)
-    small = (
-        1.0 + 24.0 / t.bk + (0.06 if t.stages == 2 else 0.3 if t.stages == 1 else 0.0)
-    )  # what a step costs beside its work
-    total = max(matrix, vector, load) + 0.15 * min(matrix, vector) if blocks >= 2 else max(matrix, load) + 0.75 * vector
-    return total * small * 16384 / (t.bn * t.bk), matrix, vector, load, max(1, blocks)
+    if blocks >= 2:
+        total = max(matrix, vector, load) + EXPOSED_TWO_BLOCKS * min(matrix, vector)
+    else:
+        total = max(matrix, load) + (EXPOSED_TWO_GROUPS if t.warps == 8 else EXPOSED_ALONE) * vector
+    total = (total + STEP) * WAITING.get(t.stages, 1.0)
+    return total * 16384 / (t.bn * t.bk), matrix, vector, load, max(1, blocks)
 
 
 def _streamed(need: Need, limits: Limits) -> Tiles:
@@ -276,7 +284,7 @@ def split(row_blocks: int, k: int, t: Tiles, limits: Limits, summed: bool) -> tu
         splits = min(limits.units * 2 // max(1, row_blocks), tiles_k // 4)
         chunk = math.ceil(tiles_k / max(1, splits)) * t.bk
     elif not t.resident and not t.bdv and tiles_k >= 64:
-        chunk = max(4, math.ceil(tiles_k / 128)) * t.bk
+        chunk = max(4, math.ceil(tiles_k / 32)) * t.bk
     else:
         chunk = tiles_k * t.bk
     group = t.group or (1 << 30 if t.resident else 8)

@@ -47,7 +47,7 @@ def run(
     """The results of all outputs, in order; see eager.run."""
     if math.prod(batch) * n * k == 0 or any(t.shape[-1] == 0 for t in operands):
         return eager.run(program, operands, batch, n, k, payload_dtypes)
-    if plan.long_list(program.outputs[0]):
+    if lists.serves(program, operands, batch, n, k):
         return lists.run_long_list(program, operands, batch, n, k)
     launches, count = plan.plan(program, operands, batch, n, k, payload_dtypes)
     results: list[Tensor] = [operands[0]] * count
@@ -63,7 +63,7 @@ def explain_tiles(
     """The tiles of each launch, and why; nothing is computed."""
     if math.prod(batch) * n * k == 0 or any(t.shape[-1] == 0 for t in operands):
         return ("nothing to compute",)
-    if plan.long_list(program.outputs[0]):
+    if lists.serves(program, operands, batch, n, k):
         return (lists.explain(program, operands, batch, n, k),)
     types = [operands[0].dtype if o.payload is None else operands[o.payload].dtype for o in program.outputs]
     launches, _ = plan.plan(program, operands, batch, n, k, types)
