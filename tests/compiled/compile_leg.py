@@ -213,6 +213,22 @@ def expected(m: Made, target: str) -> int | None:
     return min(255, select.registers(m.need, m.tiles, TARGETS[target].limits))
 
 
+def blocks_counted(m: Made, target: str) -> int:
+    """Blocks that share a unit, as selection counts them; 0 where it does not decide by that."""
+    if expected(m, target) is None:
+        return 0
+    assert m.need is not None and m.tiles is not None
+    found = select.clocks(m.need, m.tiles, TARGETS[target].limits)
+    return 0 if found is None else found[-1]
+
+
+def blocks_held(m: Made, target: str, report: Report) -> int:
+    """And as the compiler's registers (a warp takes them by eights) allow."""
+    machine = TARGETS[target].machine
+    threads = int(m.kernel.options["num_warps"]) * machine.warp
+    return int(machine.registers // (threads * (-(-report.registers // 8) * 8)))
+
+
 @dataclass(frozen=True)
 class Report:
     """What the compiler made. Spills in bytes of a thread's stack (AMD: spilled vector registers)."""

@@ -23,6 +23,7 @@ RESIDENT_D = 256  # wider rows are streamed: a resident tile and its partners wo
 PAYLOAD_SLICE = 256  # an accumulator of more columns does not fit in registers
 MINIMUM = 16  # of every side of a product
 OTHER_REGISTERS = 16  # indices, bounds, loop state
+RESERVED = 2048  # bytes of shared memory for the reductions of an output
 FULL = 1.0  # share of a thread's registers that may be planned
 SLACK = 40  # the compiler takes more where it may
 
@@ -41,6 +42,9 @@ class Need:
     state: int  # registers per row
     lists: bool
     masked: bool
+    tiles: int  # [N, K] operands
+    summed: bool  # batch entries are looped over
+    heavy: bool  # some fold keeps more than the scores alive in a step
     ops: float  # per score, of folds and expressions: arithmetic, at the rate of compares
     exps: float
 
@@ -167,7 +171,7 @@ def _fast(need: Need, limits: Limits) -> Tiles:
         return _streamed(need, limits)
     least = min(found[0] for found, _ in fitting)
     close = [(found, t) for found, t in fitting if found[0] <= CLOSE * least]
-    (_, matrix, vector, load, blocks), best = min(close, key=lambda c: (registers(need, c[1], limits), c[0][0]))
+    (_, matrix, vector, load, blocks), best = max(close, key=lambda c: (c[1].bn * c[1].bk, c[1].stages, -c[0][0]))
     return replace(
         best,
         reason=f"{shared(need, best, limits.warp) >> 10} of {limits.shared >> 10} KiB shared, about {registers(need, best, limits)} of "
@@ -188,7 +192,9 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
     """32-bit registers of a thread: scores, accumulators, states and the addresses of what is loaded."""
     threads = t.warps * limits.warp
     words = need.wide // 4
-    scores = t.bn * t.bk * words * max(1, need.leaves)
+    plain = need.outputs - len(need.payloads)  # folds beside the products, each with its own copy of the scores
+    copies = max(1, need.leaves) + 2 * need.tiles + max(0, plain - 1) + need.heavy
+    scores = t.bn * t.bk * words * copies
     weights = t.bn * t.bk * words // 2 if need.payloads else 0  # in 16 bits, beside the scores they come from
     accumulators = sum(t.bn * b * words for b in t.bdv)
     state = t.bn * need.state * 4  # each of four lanes that share a row keeps a copy
@@ -196,7 +202,7 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
     addresses = (
         2 * (sum(t.bk * block(d) * size for d, size in need.cols) + pay) // 16
     )  # 64 bits for each 16 bytes of a tile
-    return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS + 6 * max(0, t.stages - 2) + 28 * need.masked
+    return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS + 6 * max(0, t.stages - 2) + 28 * need.masked + 16 * need.summed
 
 
 # A clock and unit: 16-bit matrix, compares, exponentials, bytes from the second-level cache, bytes of shared memory.
@@ -204,9 +210,11 @@ FLOPS, OPS, EXPS, BYTES, SHARED_BYTES = 4096, 64, 16, 72, 128
 # Fitted to 31 timings of attention forward, both halves of its backward and arg-max on an H200 (D = 128, 2026-11-30, docs/measured.md): the share
 # of a tile's arithmetic that does not run beside products, with two blocks a unit, one block of two groups, one block of one group;
 EXPOSED_TWO_BLOCKS, EXPOSED_TWO_GROUPS, EXPOSED_ALONE = 0.17, 0.54, 0.92
+LIGHT = 6  # operations per score up to which 128 x 256 scores fit in registers beside their temporaries
+BUSY = 40  # operations per score, random numbers for one, beyond which even 128 x 128 spill
 STEP = 32.0  # clocks of a step beside its work
 WAITING = {1: 1.34, 2: 1.09}  # factor of few stages: loads are waited for
-CLOSE = 1.08  # among tiles this close the one with most registers to spare is taken
+CLOSE = 1.08  # among tiles this close the largest is taken: it reads least from the cache
 
 
 def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, float, int] | None:
@@ -217,7 +225,7 @@ def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, f
     held = shared(need, t, limits.warp)
     if limits.matrix == 10:
         held += len(t.bdv) * t.bn * t.bk * 4  # weights and factors go through shared memory to the tensor memory
-    if held > limits.shared - 1024:
+    if held > limits.shared - RESERVED * need.outputs:
         return None
     r = registers(need, t, limits)
     if r > limits.threads_registers * FULL:
@@ -254,7 +262,8 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
     if need.payloads:
         bn, bk = (64, 64) if max(bdv) > 128 or need.leaves > 1 else (128, 64)
     else:
-        bn, bk = (128, 256) if need.leaves == 1 and not need.lists and limits.shared > 100 << 10 else (128, 128)
+        light = need.leaves == 1 and need.outputs == 1 and need.ops <= LIGHT and not (need.lists or need.heavy)
+        bn, bk = (128, 256) if light and limits.shared > 100 << 10 else (128, 128) if need.ops <= BUSY else (64, 128)
     bd = max(16, 128 // size)
     stages = 3  # 128 x 256 x 64 with three: 714 TFLOP/s beside 710 of cuBLAS on an H200, bfloat16 (2026)
     waiting = limits.warp // 64

@@ -6,6 +6,8 @@ import triton.language as tl
 from .parts_jit import NO_COLUMN, column_of, nan_max, row_max
 
 UNIT = True
+# for loops that are neither flattened nor compiled for sm_100, where triton 3.6 fails on a branch and on the reshape
+QUICK = {"step": "step_quick"}
 
 
 def state(fold):
@@ -19,9 +21,7 @@ def bind(fold):
 @triton.jit
 def first_of(s, m, cols, visible):
     """The lowest column at which a row holds its maximum m, NaN included; cols [1 or BN, BK]."""
-    hit = s == m[:, None]
-    if tl.max((m != m).to(tl.int32), 0) > 0:
-        hit = hit | (s != s)  # a NaN makes the maximum NaN
+    hit = (s == m[:, None]) | ((s != s) & (m != m)[:, None])
     if visible is not None:
         hit = hit & visible
     return tl.min(tl.where(hit, cols, NO_COLUMN), 1)
@@ -42,6 +42,12 @@ def first_set(hit, first):
 
 @triton.jit
 def step(state, s, cols, first, visible, unit):  # s [BN, BK]
+    best = row_max(s)
+    return merge(state, (best, first_of(s, best, cols[None, :], visible)), unit)
+
+
+@triton.jit
+def step_quick(state, s, cols, first, visible, unit):  # s [BN, BK]
     m, i = state
     best = row_max(s)
     # 0: no row improves, so no column matters; 2: some row has a NaN, whose column an equality does not find

@@ -12,7 +12,8 @@ from ..folds import BottomK, TopK
 from ..scores import fold, scores
 from ..scores.api import METRICS
 
-CANDIDATE_ELEMENTS = 1 << 20  # differences held at a time: 4 MiB
+CANDIDATE_ELEMENTS = 1 << 20  # differences held at a time on the CPU; a GPU takes GPU_FACTOR as many, since a piece costs launches
+GPU_FACTOR = 16
 
 
 def knn(x: Tensor, y: Tensor, k: int, *, metric: str = "sqeuclidean") -> tuple[Tensor, Tensor]:
@@ -34,8 +35,8 @@ def knn(x: Tensor, y: Tensor, k: int, *, metric: str = "sqeuclidean") -> tuple[T
         raise OptionError(explain("metric", repr(metric), ", ".join(map(repr, METRICS))))
     near = BottomK(k) if metric in ("sqeuclidean", "euclidean") else TopK(k)
     with torch.no_grad():
-        # the square root keeps the order
-        _, index = fold(scores(x, y, "sqeuclidean" if metric == "euclidean" else metric), near)
+        s = scores(x, y, metric)
+        _, index = fold(s if s._order is None else s._order, near)
         index = index.sort(-1).values  # so that a stable sort leaves ties in the order of their indices
     value = _direct(x, y, index, metric)
     order = value.detach().sort(dim=-1, stable=True, descending=metric in ("dot", "cosine")).indices
@@ -48,7 +49,8 @@ def _direct(x: Tensor, y: Tensor, index: Tensor, metric: str) -> Tensor:
     batch = index.shape[:-2]
     x, y = x.expand(*batch, *x.shape[-2:]), y.expand(*batch, *y.shape[-2:])
     k, d = index.shape[-1], x.shape[-1]
-    chunk = max(1, CANDIDATE_ELEMENTS // max(1, k * d * batch.numel()))
+    elements = CANDIDATE_ELEMENTS * (1 if x.device.type == "cpu" else GPU_FACTOR)
+    chunk = max(1, elements // max(1, k * d * batch.numel()))
     parts = []
     for start in range(0, x.shape[-2], chunk):
         at = index[..., start : start + chunk, :]

@@ -236,6 +236,20 @@ def _neutral(a: Expr, value: int, other: Expr) -> bool:
     return isinstance(a, Const) and a.type != "bool" and a.value == value and other.type in ("float", a.type)
 
 
+def _negated(e: Op) -> Expr:
+    """-e with the sign moved inwards, which is exact."""
+    a, *rest = e.operands
+    if e.name == "neg":
+        return a
+    if e.name == "sub":
+        return op("sub", rest[0], a)
+    if e.name == "add" and any(isinstance(x, Op) and x.name in ("mul", "neg") for x in e.operands):
+        return op("sub", op("neg", a), rest[0])
+    if e.name == "mul" and isinstance(rest[0], Const) and e.type == "float":
+        return op("mul", a, -rest[0].value)
+    return Op("neg", (e,))
+
+
 def op(name: str, *operands: Any) -> Expr:
     """The node `name(*operands)`, simplified where the value stays the same for any input, be it infinite or NaN."""
     args = tuple(map(lift, operands))
@@ -252,6 +266,8 @@ def op(name: str, *operands: Any) -> Expr:
         return args[1]
     if name == "float" and args[0].type == "float":
         return args[0]
+    if name == "neg" and isinstance(args[0], Op):
+        return _negated(args[0])
     if name == "div" and isinstance(args[1], Const):
         # a division by a power of two is an exact product
         value = float(args[1].value)

@@ -13,6 +13,7 @@ from ..errors import FoldError, LabelError, OptionError, ShapeError, explain
 from ..execute.operator import fold as run_fold
 from ..execute.operator import type_names
 from ..folds.fold import Fold
+from ..folds.gradient import ROW_DOT
 from ..folds.lower import lowered
 from ..folds.topk import COMBINABLE_K, MAX_K
 from ..program import text
@@ -79,8 +80,10 @@ def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         spread = (wide - mean).abs().amax((-2, -1), keepdim=True)
         grid = torch.exp2(torch.floor(torch.log2(spread.clamp(min=torch.finfo(wide.dtype).tiny))))
         point = (mean / grid).round() * grid
+        # the same number for both sides, whatever their types
+        point = point.to(x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype)
         point = torch.where(point.isfinite(), point, 0.0)
-    return (_wide(x) - point).to(x.dtype), (_wide(y) - point).to(y.dtype)
+    return x - point.to(x.dtype), y - point.to(y.dtype)  # subtracted in float32, rounded once
 
 
 def _cosine(s: Scores, x: Tensor, y: Tensor) -> Scores:
@@ -94,17 +97,28 @@ def _inverse_norm(t: Tensor) -> Tensor:
     return 1.0 / norm.clamp(min=1e-8)
 
 
+def _square_norms(t: Tensor) -> Tensor:
+    """|t_i|^2 of each row, [.., N], accumulated in float32 or wider."""
+    if torch.is_grad_enabled() and t.requires_grad:
+        return _wide(t).square().sum(-1)
+    return run_fold([t, t], ROW_DOT, [*t.shape], "float32")[0]
+
+
 def _sqeuclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
-    norms = s.mul(-2.0).add(_wide(x).square().sum(-1).unsqueeze(-1)).add(_wide(y).square().sum(-1).unsqueeze(-2))
-    made: Scores = norms.relu()
+    # -2 x.y + |y|^2 orders a row's distances; what is missing is the row's own norm
+    order: Scores = s.mul(-2.0).add(_square_norms(y).unsqueeze(-2))
+    made: Scores = order.add(_square_norms(x).unsqueeze(-1)).relu()
+    made._order = order
     return made
 
 
 def _euclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
     square = _sqeuclidean(s, x, y)
+    order = square._order
     apart = square.ne(0.0)  # NaN too
     # like torch.cdist: the gradient at distance 0 is 0
     made: Scores = apart.where_else(apart.where_else(square, 1.0).sqrt(), 0.0)
+    made._order = order
     return made
 
 

@@ -295,7 +295,7 @@ class Scores(Pointwise):
     Nothing of size N x K is ever written. What can't be computed that way raises FoldError, which names the way out.
     """
 
-    __slots__ = ("_batch", "_dtype", "_expr", "_k", "_kinds", "_mask", "_n", "_operands", "_versions")
+    __slots__ = ("_batch", "_dtype", "_expr", "_k", "_kinds", "_mask", "_n", "_operands", "_order", "_versions")
 
     def __init__(
         self,
@@ -312,6 +312,8 @@ class Scores(Pointwise):
         self._operands, self._kinds, self._expr, self._mask = operands, kinds, expr, mask
         self._batch, self._n, self._k, self._dtype = batch, n, k, dtype
         self._versions = _versions(operands) if versions is None else versions
+        # scores that order each row alike and cost less: what a distance has for arg-min
+        self._order: Scores | None = None
 
     # ---- what it is --------------------------------------------------------------------------------------------------
     @property
@@ -787,7 +789,9 @@ class Scores(Pointwise):
 
     def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
         self._needs_dim(dim, "argmin")
-        out: Tensor = self._reduce(folds.ArgMin, dim, keepdim, "argmin")
+        along_columns = dim is not None and self._dim(dim) == self.dim() - 1
+        s = self._order if self._order is not None and along_columns else self
+        out: Tensor = s._reduce(folds.ArgMin, dim, keepdim, "argmin")
         return out
 
     def _needs_dim(self, dim: int | None, name: str) -> None:

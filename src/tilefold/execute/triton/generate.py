@@ -74,11 +74,15 @@ class Source:
     operations: tuple[int, int]  # per score: arithmetic, exponentials
 
 
-def jit_names(fold: folds.Fold) -> dict[str, str]:
-    """The names of a fold's Triton functions in its module; the module's `bind(fold)` may choose others by the fold's options."""
+def jit_names(fold: folds.Fold, quick: bool) -> dict[str, str]:
+    """The names of a fold's Triton functions in its module.
+
+    The module's `bind(fold)` may choose others by the fold's options, its QUICK others for the loops that compile them.
+    """
     module = importlib.import_module(str(fold.jit))
     names = {"step": "step", "merge": "merge", "finish": "finish"}
-    return names | (module.bind(fold) if hasattr(module, "bind") else {})
+    names |= module.bind(fold) if hasattr(module, "bind") else {}
+    return names | (getattr(module, "QUICK", {}) if quick else {})
 
 
 def jit_state(fold: folds.Fold) -> tuple[tuple[Any, ...], ...]:
@@ -251,8 +255,8 @@ class _Writer:
 
 
 class _Generator:
-    def __init__(self, program: Program, inline: bool) -> None:
-        self.program, self.inline = program, inline
+    def __init__(self, program: Program, inline: bool, quick: bool) -> None:
+        self.program, self.inline, self.quick = program, inline, quick
         self.floats: list[float] = []
         self.ints: list[int] = []
         self.groups: dict[str, list[int]] = {k: [] for k in ("x", "y", "row", "col", "tile", "scalar")}
@@ -387,7 +391,7 @@ class _Generator:
         state_names, acc_names, flat_names, made = [], [], [], []
         number = 0
         for j, (o, f) in enumerate(zip(self.program.outputs, self.folds, strict=True)):
-            names = jit_names(f)
+            names = jit_names(f, self.quick)
             unit = "tl.full((), 1.0, tl.float64)" if self.inline else f"unit[{j}]"
             if o.payload is not None and not scales(f):
                 names = {"step": names["step"]}
@@ -476,9 +480,9 @@ def _function(name: str, args: str, lines: list[str]) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def source_of(program: Program, inline: bool) -> Source:
+def source_of(program: Program, inline: bool, quick: bool = True) -> Source:
     """The source of a Program whose outputs all have axis "row", or all "tile"."""
-    return _Generator(program, inline).build()
+    return _Generator(program, inline, quick).build()
 
 
 def cache_directory() -> Path:

@@ -229,7 +229,8 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     program = piece.program
     tensors = [operands[i] for i in piece.operands]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
-    source = generate.source_of(program, wide == torch.float64)
+    rows_d = max((t.shape[-1] for t, kind in zip(tensors, program.operands, strict=True) if kind == "rows"), default=0)
+    source = generate.source_of(program, wide == torch.float64, limits.matrix in (0, 9) and rows_d <= select.RESIDENT_D)
     module = generate.load(source.text)
     if piece.flipped:
         n, k = k, n
@@ -255,10 +256,11 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
             full = (*own, *kept_strides[number], *summed_strides[number])
             made.append(full)
             number += 1
-            if g in ("x", "y"):
+            if g in ("x", "y", "tile"):
                 size = t.element_size()
                 fits = all(s * size % 16 == 0 for s in (own[0], *full[2:]))
                 aligned[i] = fits and own[1] == 1 and t.data_ptr() % 16 == 0
+            if g in ("x", "y"):
                 big = big or 512 * own[0] + t.shape[-1] * own[1] > I32
         strides[g] = tuple(made)
     kept_count = math.prod(kept)
@@ -280,6 +282,9 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         state=source.registers,
         lists=source.lists,
         masked=source.mask > 0,
+        tiles=len(source.tile),
+        summed=bool(piece.summed),
+        heavy=any(f.cost.ops >= 5 for f in map(folds.lookup, program.outputs)),
         ops=sum(f.cost.ops for f in map(folds.lookup, program.outputs)) + source.operations[0],
         exps=sum(f.cost.exps for f in map(folds.lookup, program.outputs)) + source.operations[1],
     )
@@ -295,7 +300,9 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         covers = dv[a] == t.bdv[a] and slices == 1
         pay.append((b, b in leaf_cols and t.bdv[a] == ydim[b][1] and slices == 1, cast, not (covers or (slices * t.bdv[a] == dv[a]))))
     bd = t.bd
-    types = lambda g: tuple((source.types[i], int(len(s) > 0 and s[0] == 1)) for i, s in zip(groups[g], strides[g], strict=True))
+    # a type, and whether neighbours along the vector (along the columns, for a tile) lie side by side
+    unit = lambda g, s: int(g == "tile" and s[1] == 1 or g in ("row", "col") and s[0] == 1)  # noqa: E731
+    types = lambda g: tuple((source.types[i], unit(g, s)) for i, s in zip(groups[g], strides[g], strict=True))  # noqa: E731
     wide_tl = tl.float64 if wide == torch.float64 else tl.float32
     precision = "tf32" if tf32 else "ieee"
     blocks = (0, 0) if mask.block is None else mask.block_size
@@ -352,7 +359,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     constants = (
         module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
         leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
-        len(kept), len(summed), slices > 1, split, t.resident, described is not None, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
+        len(kept), len(summed), slices > 1, split, t.resident, described is not None and not source.lists, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
     )  # fmt: skip
     kernel = _kernel(rows.rows_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
     tail = (source.floats, source.ints, source.unit, n, k, kept, summed, kept_count, row_tiles, splits, chunk_k, group)

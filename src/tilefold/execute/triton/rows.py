@@ -181,7 +181,7 @@ def visit(j0, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off,
     leaves = leaf_products(x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, RESIDENT, BD, BIG,
                            PRECISION, EDGE)
     c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE, EDGE)
-    t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
+    t = load_tiles(td, t_off, tds, rows, j0, j_local, n, k, NT, TT, WIDE, EDGE)
     zero = tl.zeros([rows.shape[0], BK], WIDE)
     visible = see(zero, rows, cols, n, k, lo, hi, c, sd, F, I, block, bs, b_off, BOUNDS, MASK, BLOCK, EDGE)
     s = SCORE(leaves, rd, rv, c, t, sd, F, I, rows, cols, n, k, zero, WIDE)
@@ -396,7 +396,7 @@ def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, ou
         leaves = leaf_products(None, None, x, xs, x_off, (), y, ys, y_off, (), i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, False, BD, BIG,
                                PRECISION, True)
         c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE, True)
-        t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
+        t = load_tiles(td, t_off, tds, rows, j0, j_local, n, k, NT, TT, WIDE, True)
         visible = see(zero, rows, cols, n, k, lo, hi, c, sv, F, I, block, bs, b_off, BOUNDS, MASK, BLOCK, True)
         s = SCORE(leaves, rdv, rv, c, t, sv, F, I, rows, cols, n, k, zero, WIDE)
         if TESTED:

@@ -169,7 +169,7 @@ def score_tile(x_tiles, x, xs, x_off, y, ys, y_off, rd, rv, cd, cds, c_off, td, 
     leaves = leaf_products(None, None, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, RESIDENT, BD, BIG,
                            PRECISION, EDGE)
     c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE, EDGE)
-    t = load_tiles(td, t_off, tds, rows, cols, n, k, NT, TT, WIDE)
+    t = load_tiles(td, t_off, tds, rows, j0, j_local, n, k, NT, TT, WIDE, True)
     zero = tl.zeros([rows.shape[0], j_local.shape[0]], WIDE)
     s = SCORE(leaves, rd, rv, c, t, sd, F, I, rows, cols, n, k, zero, WIDE)[0]
     visible = zero == 0

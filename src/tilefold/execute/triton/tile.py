@@ -98,13 +98,20 @@ def load_scalars(ptrs, offsets, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: 
 
 
 @triton.jit
-def load_tiles(ptrs, offsets, strides, rows, cols, n, k, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: tl.constexpr):
-    """The [BN, BK] part of every [N, K] operand."""
+def load_tiles(ptrs, offsets, strides, rows, first, local, n, k, COUNT: tl.constexpr, TYPES: tl.constexpr, WIDE: tl.constexpr, EDGE: tl.constexpr):
+    """The [BN, BK] part of every [N, K] operand, columns first + local; with EDGE columns from k on give 0."""
     values = ()
     for v in tl.static_range(COUNT):
-        at = ptrs[v] + (offsets[v] + rows.to(tl.int64)[:, None] * strides[v][0] + cols.to(tl.int64)[None, :] * strides[v][1])
-        inside = (rows < n)[:, None] & (cols < k)[None, :]
-        values = values + (as_value(tl.load(at, mask=inside, other=0), TYPES[v][0], WIDE),)
+        down = ptrs[v] + (offsets[v] + rows.to(tl.int64) * strides[v][0])
+        if TYPES[v][1]:
+            at = (down + first)[:, None] + local[None, :]
+        else:
+            at = down[:, None] + ((first + local).to(tl.int64) * strides[v][1])[None, :]
+        if EDGE:
+            t = tl.load(at, mask=(rows < n)[:, None] & (first + local < k)[None, :], other=0)
+        else:
+            t = tl.load(at)
+        values = values + (as_value(t, TYPES[v][0], WIDE),)
     return values
 
 
