@@ -17,7 +17,7 @@ from ..folds.gradient import ROW_DOT
 from ..folds.lower import lowered
 from ..folds.topk import COMBINABLE_K, MAX_K
 from ..program import text
-from .core import Normalized, Scores, _same_device, autocast, broadcast, number
+from .core import Distances, Normalized, Scores, _same_device, autocast, broadcast, number
 from .debug import can_look_at
 
 METRICS = ("dot", "cosine", "sqeuclidean", "euclidean")
@@ -104,20 +104,35 @@ def _square_norms(t: Tensor) -> Tensor:
     return run_fold([t, t], ROW_DOT, [*t.shape], "float32")[0]
 
 
-def _sqeuclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
-    # -2 x.y + |y|^2 orders a row's distances; what is missing is the row's own norm
+def _order_of_distances(s: Scores, y: Tensor) -> Scores:
+    """What orders a row's distances: all but the row's own norm."""
     order: Scores = s.mul(-2.0).add(_square_norms(y).unsqueeze(-2))
-    made: Scores = order.add(_square_norms(x).unsqueeze(-1)).relu()
-    made._order = order
-    return made
+    return order
+
+
+def _sqeuclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
+    def make(order: Scores) -> Scores:
+        made: Scores = order.add(_square_norms(x).unsqueeze(-1)).relu()
+        return made
+
+    return _distances(_order_of_distances(s, y), make)
 
 
 def _euclidean(s: Scores, x: Tensor, y: Tensor) -> Scores:
-    square = _sqeuclidean(s, x, y)
-    order = square._order
-    apart = square.ne(0.0)  # NaN too
-    # like torch.cdist: the gradient at distance 0 is 0
-    made: Scores = apart.where_else(apart.where_else(square, 1.0).sqrt(), 0.0)
+    def make(order: Scores) -> Scores:
+        square = order.add(_square_norms(x).unsqueeze(-1)).relu()
+        apart = square.ne(0.0)  # NaN too
+        # like torch.cdist: the gradient at distance 0 is 0
+        made: Scores = apart.where_else(apart.where_else(square, 1.0).sqrt(), 0.0)
+        return made
+
+    return _distances(_order_of_distances(s, y), make)
+
+
+def _distances(order: Scores, make: Callable[[Scores], Scores]) -> Scores:
+    if not torch.compiler.is_compiling():
+        return Distances(order, make)
+    made = make(order)  # a traced object can't fill its slots later; what is not used costs nothing there
     made._order = order
     return made
 

@@ -861,6 +861,27 @@ class Scores(Pointwise):
         return materialize(self)
 
 
+class Distances(Scores):
+    """Distances of the rows, known first by what orders each row alike: -2 x.y + |y|^2. Arg-min needs no more than that.
+
+    What the slots of `Scores` hold is made when it is first read; it costs a pass over x for |x|^2.
+    """
+
+    __slots__ = ("_make",)
+
+    def __init__(self, order: Scores, make: Callable[[Scores], Scores]) -> None:
+        self._order, self._make = order, make
+        self._batch, self._n, self._k, self._dtype, self._mask = order._batch, order._n, order._k, order._dtype, None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_operands", "_kinds", "_expr", "_versions"):
+            self._order._check_unchanged()
+            made = self._make(self._order)
+            self._operands, self._kinds, self._expr, self._versions = made._operands, made._kinds, made._expr, made._versions
+            return object.__getattribute__(self, name)
+        return Scores.__getattr__(self, name)
+
+
 class Normalized(Pointwise):
     """Lazy softmax or log-softmax of scores: `p @ v` is one fold, anything else uses exp(s - lse) or s - lse."""
 
