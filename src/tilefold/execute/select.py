@@ -296,5 +296,5 @@ def split(row_blocks: int, k: int, t: Tiles, limits: Limits, summed: bool) -> tu
         chunk = max(4, math.ceil(tiles_k / 32)) * t.bk
     else:
         chunk = tiles_k * t.bk
-    group = t.group or (1 << 30 if t.resident else 8)
+    group = t.group or (1 << 30 if t.resident else 16)
     return max(1, math.ceil(k / chunk)), chunk, group

@@ -195,6 +195,14 @@ def visit(j0, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off,
         else:
             pay = pay + (load_matrix(y[PAY[a][0]], y_off[PAY[a][0]], ys[PAY[a][0]], j0, j_local, k, d0[a], DV[a], BDV[a], PAY[a][3],
                                      YDIM[PAY[a][0]][3], BIG, EDGE),)
+    HIDES: tl.constexpr = MASK > 0 or TESTED or BLOCK[0] > 0
+    if visible is not None and HIDES and len(PAY) > 0:
+        # padding that no row sees may hold anything, and 0 * NaN is NaN
+        seen = (tl.max(visible.to(tl.int32), 0) > 0)[:, None]  # [BK, 1]
+        kept = ()
+        for a in tl.static_range(len(PAY)):
+            kept = kept + (tl.where(seen, pay[a], tl.zeros_like(pay[a])),)
+        pay = kept
     return STEP(states, accs, s, cols, j0, visible, pay, unit, PAY, PRECISION)
 
 
