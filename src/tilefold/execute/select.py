@@ -1,7 +1,7 @@
-"""Tiles of the portable loops, computed: from the sizes of a Program's operands, what its folds hold in registers, and the machine.
+"""Tiles of the portable loops, computed from the sizes of a Program's operands, what its folds hold, and the machine.
 
-registers   a tile of scores per leaf and output, the accumulators, the state: spread over the threads of a block, each of which has
-            about REGISTER_SHARE of its registers for them
+registers   a tile of scores per leaf and output, the accumulators, the state: spread over a block's
+            threads
 shared      the resident rows, and `stages` tiles of what is streamed
 blocks      a split of the columns where the rows alone would leave units idle
 """
@@ -79,7 +79,7 @@ class Limits:
     shared: int
     threads_registers: int  # 32-bit registers a thread may have
     warp: int
-    matrix: int  # generation of the matrix units: 0 none (interpreter), 8 synchronous, 9 asynchronous from shared memory, 10
+    matrix: int  # matrix units: 0 none (interpreter), 8 synchronous, 9 asynchronous from shared memory, 10
 
 
 INTERPRETER = Limits(units=4, shared=1 << 20, threads_registers=255, warp=32, matrix=0)
@@ -172,15 +172,17 @@ def _fast(need: Need, limits: Limits) -> Tiles:
     least = min(found[0] for found, _ in fitting)
     close = [(found, t) for found, t in fitting if found[0] <= CLOSE * least]
     (_, matrix, vector, load, blocks), best = max(close, key=lambda c: (c[1].bn * c[1].bk, c[1].stages, -c[0][0]))
-    return replace(
-        best,
-        reason=f"{shared(need, best, limits.warp) >> 10} of {limits.shared >> 10} KiB shared, about {registers(need, best, limits)} of "
-        f"{limits.threads_registers} registers, {blocks} blocks a unit; clocks a tile: products {matrix:.0f}, arithmetic {vector:.0f}, loads {load:.0f}",
+    held = shared(need, best, limits.warp) >> 10
+    reason = (
+        f"{held} of {limits.shared >> 10} KiB shared, about {registers(need, best, limits)} of "
+        f"{limits.threads_registers} registers, {blocks} blocks a unit; clocks a tile: products {matrix:.0f}, "
+        f"arithmetic {vector:.0f}, loads {load:.0f}"
     )
+    return replace(best, reason=reason)
 
 
 def shared(need: Need, t: Tiles, lanes: int = 32) -> int:
-    """Bytes of shared memory: resident rows, streamed tiles, and a weight tile that goes from one product to the next."""
+    """Bytes of shared memory: resident rows, streamed tiles, and a weight tile between two products."""
     rows = sum(t.bn * block(d) * size for d, size in need.rows)
     cols = sum(t.bk * block(d) * size for d, size in need.cols)
     pay = sum(t.bk * b * size for b, (_, size, whole) in zip(t.bdv, need.payloads, strict=True) if not whole)
@@ -202,13 +204,20 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
     addresses = (
         2 * (sum(t.bk * block(d) * size for d, size in need.cols) + pay) // 16
     )  # 64 bits for each 16 bytes of a tile
-    return (scores + weights + accumulators + state + addresses) // threads + OTHER_REGISTERS + 6 * max(0, t.stages - 2) + 28 * need.masked + 16 * need.summed
+    return (
+        (scores + weights + accumulators + state + addresses) // threads
+        + OTHER_REGISTERS
+        + 6 * max(0, t.stages - 2)
+        + 28 * need.masked
+        + 16 * need.summed
+    )
 
 
 # A clock and unit: 16-bit matrix, compares, exponentials, bytes from the second-level cache, bytes of shared memory.
 FLOPS, OPS, EXPS, BYTES, SHARED_BYTES = 4096, 64, 16, 72, 128
-# Fitted to 31 timings of attention forward, both halves of its backward and arg-max on an H200 (D = 128, 2026-11-30, docs/measured.md): the share
-# of a tile's arithmetic that does not run beside products, with two blocks a unit, one block of two groups, one block of one group;
+# Fitted to 31 timings of attention forward, both halves of its backward and arg-max on an H200 (D = 128, 2026-11-30,
+# docs/measured.md): the share of a tile's arithmetic that does not run beside products, with two blocks a unit, with one
+# block of two groups, with one block of one group.
 EXPOSED_TWO_BLOCKS, EXPOSED_TWO_GROUPS, EXPOSED_ALONE = 0.17, 0.54, 0.92
 LIGHT = 6  # operations per score up to which 128 x 256 scores fit in registers beside their temporaries
 BUSY = 40  # operations per score, random numbers for one, beyond which even 128 x 128 spill
@@ -220,7 +229,8 @@ CLOSE = 1.08  # among tiles this close the largest is taken: it reads least from
 def clocks(need: Need, t: Tiles, limits: Limits) -> tuple[float, float, float, float, int] | None:
     """Clocks of a unit per 128 x 128 scores, and their parts; None for tiles that don't fit.
 
-    Where two blocks share a unit, or two groups of four warps a block, one's arithmetic runs beside the other's products.
+    Where two blocks share a unit, or two groups of four warps a block, one's arithmetic runs beside the other's
+    products.
     """
     held = shared(need, t, limits.warp)
     if limits.matrix == 10:
@@ -283,8 +293,8 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
 def split(row_blocks: int, k: int, t: Tiles, limits: Limits, summed: bool) -> tuple[int, int, int]:
     """(splits, columns of each, row tiles that run together).
 
-    Columns are split where row blocks alone fill less than two thirds of the units, at least four tiles each. Long streamed sums are cut
-    into pieces that row tiles of a group share in the second-level cache.
+    Columns are split where row blocks alone fill less than two thirds of the units, at least four tiles each. Long
+    streamed sums are cut into pieces that row tiles of a group share in the second-level cache.
     """
     tiles_k = max(1, math.ceil(k / t.bk))
     if t.splits:

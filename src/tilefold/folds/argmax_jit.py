@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .parts_jit import NO_COLUMN, column_of, nan_max, row_max
+from .parts_jit import NO_COLUMN, column_of, row_max
 
 UNIT = True
 # for loops that are neither flattened nor compiled for sm_100, where triton 3.6 fails on a branch and on the reshape

@@ -12,7 +12,9 @@ from ..folds import BottomK, TopK
 from ..scores import fold, scores
 from ..scores.api import METRICS
 
-CANDIDATE_ELEMENTS = 1 << 20  # differences held at a time on the CPU; a GPU takes GPU_FACTOR as many, since a piece costs launches
+CANDIDATE_ELEMENTS = (
+    1 << 20
+)  # differences held at a time on the CPU; a GPU takes GPU_FACTOR as many, since a piece costs launches
 GPU_FACTOR = 16
 
 

@@ -862,7 +862,7 @@ class Scores(Pointwise):
 
 
 class Distances(Scores):
-    """Distances of the rows, known first by what orders each row alike: -2 x.y + |y|^2. Arg-min needs no more than that.
+    """Distances, known first by what orders each row alike: -2 x.y + |y|^2. Arg-min needs no more than that.
 
     What the slots of `Scores` hold is made when it is first read; it costs a pass over x for |x|^2.
     """
@@ -875,9 +875,16 @@ class Distances(Scores):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_operands", "_kinds", "_expr", "_versions"):
-            self._order._check_unchanged()
-            made = self._make(self._order)
-            self._operands, self._kinds, self._expr, self._versions = made._operands, made._kinds, made._expr, made._versions
+            order = self._order
+            assert order is not None
+            order._check_unchanged()
+            made = self._make(order)
+            self._operands, self._kinds, self._expr, self._versions = (
+                made._operands,
+                made._kinds,
+                made._expr,
+                made._versions,
+            )
             return object.__getattribute__(self, name)
         return Scores.__getattr__(self, name)
 

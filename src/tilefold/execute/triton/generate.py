@@ -113,7 +113,20 @@ def _peel(e: Expr) -> tuple[float, Expr]:
     return 1.0, e
 
 
-_EXPS = {"exp": 1, "exp2": 1, "log": 1, "log2": 1, "sigmoid": 2, "tanh": 2, "sqrt": 1, "rsqrt": 1, "div": 1, "reciprocal": 1, "gumbel": 3, "erf": 2}
+_EXPS = {
+    "exp": 1,
+    "exp2": 1,
+    "log": 1,
+    "log2": 1,
+    "sigmoid": 2,
+    "tanh": 2,
+    "sqrt": 1,
+    "rsqrt": 1,
+    "div": 1,
+    "reciprocal": 1,
+    "gumbel": 3,
+    "erf": 2,
+}
 _OPS = {"tanh": 14, "sigmoid": 3, "gumbel": 90, "erf": 20, "expm1": 10, "log1p": 8, "pow": 30, "sin": 20, "cos": 20}
 
 
@@ -207,7 +220,13 @@ class _Writer:
         if name in _INFIX:
             return f" {_INFIX[name]} ".join(self._as(a, node.type if node.type != "bool" else "int") for a in args)
         if name in _COMPARE:
-            kind = "float" if "float" in (args[0].type, args[1].type) else "int" if "int" in (args[0].type, args[1].type) else "bool"
+            kind = (
+                "float"
+                if "float" in (args[0].type, args[1].type)
+                else "int"
+                if "int" in (args[0].type, args[1].type)
+                else "bool"
+            )
             left, right = (self._as(a, kind) for a in args)
             if kind == "int":
                 wide = [self.source.is_wide(a) for a in args]
@@ -221,7 +240,9 @@ class _Writer:
         if name == "not":
             return f"{self._as(args[0], 'bool')} == 0"
         if name == "where":
-            return f"tl.where({self._as(args[0], 'bool')}, {self._as(args[1], node.type)}, {self._as(args[2], node.type)})"
+            return (
+                f"tl.where({self._as(args[0], 'bool')}, {self._as(args[1], node.type)}, {self._as(args[2], node.type)})"
+            )
         if name in ("maximum", "minimum"):
             function = name if node.type == "float" else f"tl.{name}"
             return f"{function}({', '.join(self._as(a, node.type) for a in args)})"
@@ -304,7 +325,19 @@ class _Generator:
             return node.type == "int"
         if isinstance(node, Const):
             return not -(2**31) <= node.value < 2**31
-        if isinstance(node, Op) and node.name in ("float", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"):
+        if isinstance(node, Op) and node.name in (
+            "float",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "and",
+            "or",
+            "xor",
+            "not",
+        ):
             return False
         return any(self.is_wide(a) for a in node.args)
 
@@ -332,7 +365,11 @@ class _Generator:
         scores = [self._full(tile, e) for e in roots]
         arguments = "leaf, rd, rv, cd, td, sd, F, I, rows, cols, n, k, zero, WIDE: tl.constexpr"
         parts = [
-            _function("row_part", "rd, sd, F, I, rows, n, k, WIDE: tl.constexpr", [*row.lines, f"    return {_tuple(row_values or ['rows'])}"]),
+            _function(
+                "row_part",
+                "rd, sd, F, I, rows, n, k, WIDE: tl.constexpr",
+                [*row.lines, f"    return {_tuple(row_values or ['rows'])}"],
+            ),
             self._bounds(),
             _function("score", arguments, [*tile.lines, f"    return {_tuple(scores)}"]),
         ]
@@ -387,7 +424,7 @@ class _Generator:
 
     def _folds(self, payloads: list[int], results: list[int], states: list[int], imports: list[str]) -> list[str]:
         """start, step, flat, nest, merge, finish of all outputs together."""
-        start, step, merge, finish, flat, nest = [], [], [], [], [], []
+        start, step, merge, finish, nest = [], [], [], [], []
         state_names, acc_names, flat_names, made = [], [], [], []
         number = 0
         for j, (o, f) in enumerate(zip(self.program.outputs, self.folds, strict=True)):
@@ -400,7 +437,9 @@ class _Generator:
             members = []
             for e, (_, value, *width) in enumerate(spec):
                 if value == "place":
-                    start.append(f"    i{j}_{e} = tl.zeros([BN, {width[0]}], tl.int32) + tl.arange(0, {width[0]})[None, :]")
+                    start.append(
+                        f"    i{j}_{e} = tl.zeros([BN, {width[0]}], tl.int32) + tl.arange(0, {width[0]})[None, :]"
+                    )
                 else:
                     shape = f"[BN, {width[0]}]" if width else "[BN]"
                     kind = "tl.int32" if isinstance(value, int) else "WIDE"
@@ -431,7 +470,9 @@ class _Generator:
                     merge.append(f"    t{j}, alpha{j}, beta{j} = merge_{j}(states[{j}], more[{j}], {unit})")
                     merge.append(f"    a{a} = accs[{a}] * alpha{j}[:, None] + more_accs[{a}] * beta{j}[:, None]")
                     finish.append(f"    r{j} = finish_{j}(states[{j}], {unit})")
-                    finish.append(f"    o{a} = accs[{a}] * r{j}[{sum(r.kind != 'payload' for r in f.results)}][:, None]")
+                    finish.append(
+                        f"    o{a} = accs[{a}] * r{j}[{sum(r.kind != 'payload' for r in f.results)}][:, None]"
+                    )
                 else:
                     step.append(f"    p{j} = step_{j}({given})")
                     step.append(f"    t{j} = states[{j}]")
@@ -494,7 +535,10 @@ def cache_directory() -> Path:
 def load(text: str) -> ModuleType:
     """The module of a generated source, written to the cache directory (or to a temporary one where that can't be written)."""
     name = "tilefold_" + hashlib.sha256(text.encode()).hexdigest()[:24]
-    for folder in (cache_directory(), Path(tempfile.gettempdir()) / f"tilefold-{os.getuid() if hasattr(os, 'getuid') else 0}"):
+    for folder in (
+        cache_directory(),
+        Path(tempfile.gettempdir()) / f"tilefold-{os.getuid() if hasattr(os, 'getuid') else 0}",
+    ):
         path = folder / f"{name}.py"
         try:
             if not path.exists() or path.read_text() != text:

@@ -67,7 +67,9 @@ def rank(expected: float) -> int:
 
 def too_small(scores: int, best: int) -> str | None:
     worth = WORTH if best <= plan.COMBINABLE_K else WORTH_LONG
-    return None if scores >= worth else f"{scores} scores, fewer than {worth}: too small for the launches of a threshold"
+    return (
+        None if scores >= worth else f"{scores} scores, fewer than {worth}: too small for the launches of a threshold"
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -95,7 +97,9 @@ def choose(rows: int, k: int, best: int, t: select.Tiles, units: int, forced: bo
     kept = r * k / sample
     while True:
         splits = math.ceil(tiles_k / math.ceil(tiles_k / splits))
-        most = k / sample * (r + 5 * math.sqrt(r) + 6) / (splits * t.bk // c)  # of a segment, in all but one row of about a million
+        most = (
+            k / sample * (r + 5 * math.sqrt(r) + 6) / (splits * t.bk // c)
+        )  # of a segment, in all but one row of about a million
         capacity = 1 << max(3, math.ceil(most + 6 * math.sqrt(most) + 4) - 1).bit_length()
         if splits == 1 or splits * capacity * (t.bk // c) <= POSITIONS:
             break
@@ -128,20 +132,39 @@ class _Scores:
     key: str
     shared: dict[str, Any]
 
-    def kernel(self, fn: Any, more: Sequence[Any], marks: Sequence[int], warps: int, stages: int, cap: int = 0, **extra: Any) -> Kernel:
+    def kernel(
+        self, fn: Any, more: Sequence[Any], marks: Sequence[int], warps: int, stages: int, cap: int = 0, **extra: Any
+    ) -> Kernel:
         """`more`: types of the arguments behind the operands; `marks`: which of them are pointers to whole allocations."""
         names = fn.arg_names[len(self.types) + len(more) :]
         values = self.constants | self.shared | extra
         at = len(self.types)
         return plan._kernel(
-            fn, [*self.types, *more], self.marks | {(at + m,): 16 for m in marks}, tuple(values[n] for n in names), self.key, warps, stages, cap
+            fn,
+            [*self.types, *more],
+            self.marks | {(at + m,): 16 for m in marks},
+            tuple(values[n] for n in names),
+            self.key,
+            warps,
+            stages,
+            cap,
         )
 
 
-def prepare(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, limits: select.Limits, tf32: bool) -> _Scores:
+def prepare(
+    program: Program,
+    operands: Sequence[Tensor],
+    batch: tuple[int, ...],
+    n: int,
+    k: int,
+    limits: select.Limits,
+    tf32: bool,
+) -> _Scores:
     (piece,) = plan.pieces(scores_of(program), ((),))
     shape = (*batch, n, k)
-    launch = plan.plan_piece(piece, operands, batch, n, k, [[0]], [[(shape, torch.float32)]], limits, tf32, (0, n, 0, k))
+    launch = plan.plan_piece(
+        piece, operands, batch, n, k, [[0]], [[(shape, torch.float32)]], limits, tf32, (0, n, 0, k)
+    )
     kernel, source = launch.kernel, launch.source
     assert source is not None and launch.tiles is not None
     constants = dict(zip(kernel.fn.arg_names[len(kernel.signature) :], kernel.constants, strict=True))
@@ -150,12 +173,27 @@ def prepare(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...]
     names = kernel.fn.arg_names
     tail = dict(zip(names[sides + 2 : len(kernel.signature)], launch.tail, strict=True))
     tensors = [operands[i] for i in piece.operands]
-    slow = any(plan.needs_multiply_add(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype, tf32) for a, b in source.leaves)
+    slow = any(
+        plan.needs_multiply_add(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype, tf32) for a, b in source.leaves
+    )
     widest = max((tensors[i].shape[-1] for i in source.x), default=0)
-    bytes_of = [sum(select.block(tensors[i].shape[-1]) * tensors[i].element_size() for i in side) for side in (source.x, source.y)]
+    bytes_of = [
+        sum(select.block(tensors[i].shape[-1]) * tensors[i].element_size() for i in side)
+        for side in (source.x, source.y)
+    ]
     t = tiles(launch.tiles, widest, bytes_of[0], bytes_of[1], limits, slow)
     shared = {"RESIDENT": t.resident, "BN": t.bn, "BK": t.bk, "BD": t.bd}
-    return _Scores(launch, constants, list(kernel.signature[:sides]), marks, tail["kept"], tail["kept_count"], t, source.text, shared)
+    return _Scores(
+        launch,
+        constants,
+        list(kernel.signature[:sides]),
+        marks,
+        tail["kept"],
+        tail["kept_count"],
+        t,
+        source.text,
+        shared,
+    )
 
 
 def tiles(given: select.Tiles, d: int, x_bytes: int, y_bytes: int, limits: select.Limits, slow: bool) -> select.Tiles:
@@ -176,7 +214,10 @@ def tiles(given: select.Tiles, d: int, x_bytes: int, y_bytes: int, limits: selec
         else:
             bk = next((b for b in (128, 64, 32) if fits(b, 1) >= 3), 32)
             made = select.Tiles(128, bk, 64, (), True, 8, max(1, min(4, fits(bk, 1))))
-    return replace(made, **{f: v for f, v in forced.items() if f in ("bn", "bk", "bd", "resident", "warps", "stages", "cap", "splits")})
+    return replace(
+        made,
+        **{f: v for f, v in forced.items() if f in ("bn", "bk", "bd", "resident", "warps", "stages", "cap", "splits")},
+    )
 
 
 @dataclass
@@ -197,7 +238,9 @@ class _Plan:
 _plans: dict[Any, tuple[Program, _Plan | str]] = {}
 
 
-def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, forced: bool = False) -> _Plan | str:
+def _plan(
+    program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, forced: bool = False
+) -> _Plan | str:
     """The kernels of a selection by threshold, or why it does not pay."""
     if any(t.dtype == torch.float64 for t in operands):
         return "float64 scores have no keys of 64 bits with their columns"
@@ -224,7 +267,10 @@ def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
     numbers = [floats, ints, "i32", "i32", tuple("i32" for _ in s.kept)]
     slots = t.bk // c.c
     members = c.chunks * c.c
-    part = min(members, 32 if limits.matrix == 0 else 64 if t.resident and sum(d[1] for d in s.constants["YDIM"]) > 128 else 128)
+    part = min(
+        members,
+        32 if limits.matrix == 0 else 64 if t.resident and sum(d[1] for d in s.constants["YDIM"]) > 128 else 128,
+    )
     width = c.groups * t.bk // 2
     wide = max(2, 1 << (width - 1).bit_length())
     taus = max(1, 4096 // wide)
@@ -233,7 +279,13 @@ def _plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
     if members <= SORTED:
         negated = folds.lookup(o).sign < 0  # type: ignore[attr-defined]
         sort = plan._kernel(
-            threshold.sort_kernel, ["*i64", "*fp32", "*i64", *["i32"] * 5], {(0,): 16}, (t.bn, members, negated), "", 4 if members > 256 else 1, 1
+            threshold.sort_kernel,
+            ["*i64", "*fp32", "*i64", *["i32"] * 5],
+            {(0,): 16},
+            (t.bn, members, negated),
+            "",
+            4 if members > 256 else 1,
+            1,
         )
     made = _Plan(
         s, c,
@@ -257,7 +309,9 @@ def _keep(key: Any, program: Program, made: _Plan | str) -> _Plan | str:
     return made
 
 
-def why_not_threshold(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int) -> str | None:
+def why_not_threshold(
+    program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int
+) -> str | None:
     """Why a Program is not selected by threshold, or None."""
     if len(program.outputs) != 1 or program.outputs[0].fold not in ("topk", "bottomk"):
         return "a threshold serves top-k alone, without other folds"
@@ -285,13 +339,18 @@ def explain(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...]
     return f"{made.choice.reason}; {made.scores.tiles}"
 
 
-def run_threshold(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, forced: bool = False) -> list[Tensor]:
+def run_threshold(
+    program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, forced: bool = False
+) -> list[Tensor]:
     """Selects by threshold; what that leaves open is made by chunks, or, where it is most of a short list's rows, in registers."""
     p = _plan(program, operands, batch, n, k, forced)
     if isinstance(p, str):
         raise ValueError(p)
     o = program.outputs[0]
-    made = [torch.empty(shape, dtype=dtype, device=operands[0].device) for shape, dtype in plan.result_shapes(o, operands, batch, n, k, torch.float32, torch.float32)]
+    made = [
+        torch.empty(shape, dtype=dtype, device=operands[0].device)
+        for shape, dtype in plan.result_shapes(o, operands, batch, n, k, torch.float32, torch.float32)
+    ]
     flags = phases(p, operands, made, batch, n, k, o)
     bn = p.scores.tiles.bn
     if bool(flags.any()):  # waits for the device
@@ -308,7 +367,16 @@ def run_threshold(program: Program, operands: Sequence[Tensor], batch: tuple[int
     return made
 
 
-def phases(p: _Plan, operands: Sequence[Tensor], made: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, o: Output, mark: Any = None) -> Tensor:
+def phases(
+    p: _Plan,
+    operands: Sequence[Tensor],
+    made: Sequence[Tensor],
+    batch: tuple[int, ...],
+    n: int,
+    k: int,
+    o: Output,
+    mark: Any = None,
+) -> Tensor:
     """All rounds; gives the flag of every row, those of row tiles behind the last row included. `mark(name)` is called between kernels."""
     s, c, t = p.scores, p.choice, p.scores.tiles
     source, device = s.launch.source, operands[0].device
@@ -340,14 +408,22 @@ def phases(p: _Plan, operands: Sequence[Tensor], made: Sequence[Tensor], batch: 
     for tile0 in range(0, total, rounds):
         count = min(rounds, total - tile0)
         mark("")
-        p.sample(count * c.groups, device, (*sides, sampled, *head, tile0, row_tiles, count, c.groups, group, k // c.sample))
+        p.sample(
+            count * c.groups, device, (*sides, sampled, *head, tile0, row_tiles, count, c.groups, group, k // c.sample)
+        )
         p.tau(math.ceil(count * t.bn / p.taus), device, (sampled, tau, count * t.bn, c.groups * t.bk // 2, c.rank))
         mark("sample")
-        p.append(count * c.splits, device, (*sides, tau, segments, counts, *head, tile0, row_tiles, count, c.splits, chunk, c.capacity))
+        p.append(
+            count * c.splits,
+            device,
+            (*sides, tau, segments, counts, *head, tile0, row_tiles, count, c.splits, chunk, c.capacity),
+        )
         mark("append")
         mine = flags[tile0 * t.bn :]
         p.select(count * t.bn, device, (segments, counts, chosen, mine, n, row_tiles, tile0, c.splits, best))
-        p.rescore(count * t.bn * (p.members // p.part), device, (*sides, chosen, keys, *head, tile0, row_tiles, p.members))
+        p.rescore(
+            count * t.bn * (p.members // p.part), device, (*sides, chosen, keys, *head, tile0, row_tiles, p.members)
+        )
         if p.sort is not None:
             p.sort(count * t.bn, device, (keys, made[0], made[1], n, row_tiles, tile0, p.members, best))
         else:
@@ -378,7 +454,10 @@ def run_long_list(program: Program, operands: Sequence[Tensor], batch: tuple[int
         return run_threshold(program, operands, batch, n, k)
     o = program.outputs[0]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
-    made = [torch.empty(shape, dtype=dtype, device=operands[0].device) for shape, dtype in plan.result_shapes(o, operands, batch, n, k, wide, wide)]
+    made = [
+        torch.empty(shape, dtype=dtype, device=operands[0].device)
+        for shape, dtype in plan.result_shapes(o, operands, batch, n, k, wide, wide)
+    ]
     entries = math.prod(batch)
     columns = min(k, max(4 * dict(o.options)["k"], 8192))
     height = max(1, min(n, BUFFER // (entries * columns * (wide.itemsize + 1))))
@@ -403,8 +482,12 @@ def _by_chunks(program: Program, operands: Sequence[Tensor], batch: tuple[int, .
         for k0 in range(0, k, columns):
             k1 = min(k, k0 + columns)
             shape = (entries, n1 - n0, k1 - k0)
-            launch = plan.plan_piece(piece, operands, batch, n, k, [[0]], [[(shape, wide)]], limits, tf32, (n0, n1, k0, k1))
+            launch = plan.plan_piece(
+                piece, operands, batch, n, k, [[0]], [[(shape, wide)]], limits, tf32, (n0, n1, k0, k1)
+            )
             s, seen = launch.scores(operands, shape, device)
-            state = fold.step(state, s, torch.arange(k0, k1, device=device), None if program.mask is None else seen.bool(), True)
+            state = fold.step(
+                state, s, torch.arange(k0, k1, device=device), None if program.mask is None else seen.bool(), True
+            )
         for target, value in zip(made, fold.finish(state), strict=True):
             target[..., n0:n1, :] = value.reshape(*batch, n1 - n0, -1)

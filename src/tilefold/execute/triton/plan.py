@@ -68,7 +68,9 @@ def batch_strides(t: Tensor, batch: tuple[int, ...]) -> list[int]:
     return [0 if d < missing or t.shape[d - missing] == 1 else t.stride(d - missing) for d in range(len(batch))]
 
 
-def collapse(dims: Sequence[int], batch: tuple[int, ...], strides: Sequence[list[int]]) -> tuple[tuple[int, ...], list[list[int]]]:
+def collapse(
+    dims: Sequence[int], batch: tuple[int, ...], strides: Sequence[list[int]]
+) -> tuple[tuple[int, ...], list[list[int]]]:
     """Sizes of these batch dimensions, and each operand's strides along them, without those of size 1 and with neighbours joined where
     every operand lies so that one stride serves both."""
     sizes: list[int] = []
@@ -127,7 +129,9 @@ class Launch:
     tiles: select.Tiles | None = None
     source: generate.Source | None = None
     tiles_only: bool = False
-    described: tuple[int, int, list[int], list[int]] | None = None  # operands that come as tensor descriptors, and their tiles
+    described: tuple[int, int, list[int], list[int]] | None = (
+        None  # operands that come as tensor descriptors, and their tiles
+    )
 
     def __call__(self, operands: Sequence[Tensor], results: list[Any], device: torch.device) -> None:
         made = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in self.outputs])
@@ -148,7 +152,10 @@ class Launch:
         if self.described is None:
             return None, None
         x, y, x_tile, y_tile = self.described
-        return tuple(TensorDescriptor(t, list(t.shape[-2:]), list(t.stride()[-2:]), tile) for t, tile in ((operands[x], x_tile), (operands[y], y_tile)))  # type: ignore[return-value]
+        return tuple(
+            TensorDescriptor(t, list(t.shape[-2:]), list(t.stride()[-2:]), tile)
+            for t, tile in ((operands[x], x_tile), (operands[y], y_tile))
+        )  # type: ignore[return-value]
 
     def __post_init__(self) -> None:
         self._template = [a for strides in self.strides for a in ((), strides)]
@@ -267,8 +274,14 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     tile_output = program.outputs[0].axis == "tile"
 
     casts = tuple(product_cast(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype) for a, b in source.leaves)
-    slow = any(needs_multiply_add(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype, tf32) for a, b in source.leaves)
-    slow = slow or any(tensors[source.y[b]].dtype == torch.float32 and not tf32 for b in source.payloads) or wide == torch.float64
+    slow = any(
+        needs_multiply_add(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype, tf32) for a, b in source.leaves
+    )
+    slow = (
+        slow
+        or any(tensors[source.y[b]].dtype == torch.float32 and not tf32 for b in source.payloads)
+        or wide == torch.float64
+    )
     leaf_cols = {b for _, b in source.leaves}
     size_of = lambda i: (tensors[i].shape[-1], tensors[i].element_size())
     need = select.Need(
@@ -289,7 +302,12 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         exps=sum(f.cost.exps for f in map(folds.lookup, program.outputs)) + source.operations[1],
     )
     t = select.tiles(need, limits, select.forced())
-    dims_of = lambda i: (tensors[i].shape[-1], select.block(tensors[i].shape[-1]), select.block(tensors[i].shape[-1]) != tensors[i].shape[-1], int(tensors[i].stride(-1) == 1))
+    dims_of = lambda i: (
+        tensors[i].shape[-1],
+        select.block(tensors[i].shape[-1]),
+        select.block(tensors[i].shape[-1]) != tensors[i].shape[-1],
+        int(tensors[i].stride(-1) == 1),
+    )
     xdim, ydim = tuple(dims_of(i) for i in source.x), tuple(dims_of(i) for i in source.y)
     dv = tuple(tensors[source.y[b]].shape[-1] for b in source.payloads)
     slices = max((math.ceil(d / b) for d, b in zip(dv, t.bdv, strict=True)), default=1)
@@ -298,11 +316,18 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         dtype = tensors[source.y[b]].dtype
         cast = 2 if wide == torch.float64 else 1 if INTERPRETED and dtype == torch.bfloat16 else 0
         covers = dv[a] == t.bdv[a] and slices == 1
-        pay.append((b, b in leaf_cols and t.bdv[a] == ydim[b][1] and slices == 1, cast, not (covers or (slices * t.bdv[a] == dv[a]))))
+        pay.append(
+            (
+                b,
+                b in leaf_cols and t.bdv[a] == ydim[b][1] and slices == 1,
+                cast,
+                not (covers or (slices * t.bdv[a] == dv[a])),
+            )
+        )
     bd = t.bd
     # a type, and whether neighbours along the vector (along the columns, for a tile) lie side by side
-    unit = lambda g, s: int(g == "tile" and s[1] == 1 or g in ("row", "col") and s[0] == 1)  # noqa: E731
-    types = lambda g: tuple((source.types[i], unit(g, s)) for i, s in zip(groups[g], strides[g], strict=True))  # noqa: E731
+    unit = lambda g, s: int(g == "tile" and s[1] == 1 or g in ("row", "col") and s[0] == 1)
+    types = lambda g: tuple((source.types[i], unit(g, s)) for i, s in zip(groups[g], strides[g], strict=True))
     wide_tl = tl.float64 if wide == torch.float64 else tl.float32
     precision = "tf32" if tf32 else "ieee"
     blocks = (0, 0) if mask.block is None else mask.block_size
@@ -318,7 +343,16 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     floats, ints = _numbers(source)
     units = tuple("fp32" for _ in source.unit)
     leaf = tuple((*pair, c) for pair, c in zip(source.leaves, casts, strict=True))
-    counts = (len(source.row), types("row"), len(source.col), types("col"), len(source.tile), types("tile"), len(source.scalar), types("scalar"))
+    counts = (
+        len(source.row),
+        types("row"),
+        len(source.col),
+        types("col"),
+        len(source.tile),
+        types("tile"),
+        len(source.scalar),
+        types("scalar"),
+    )
     pointers = tuple(tuple(piece.operands[i] for i in groups[g]) for g in GROUPS)
     packed = tuple(strides[g] for g in GROUPS)
     sizes = (tuple("i32" for _ in kept), tuple("i32" for _ in summed))
@@ -330,15 +364,41 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         bd = 32 if slow else 64
         outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
         fill = tuple(-math.inf if chunk else 0.0 for _ in program.outputs)
-        marks |= {(len(signature), e): 16 for e in range(len(outs))}  # what torch.empty gives starts on a multiple of 16 bytes
+        marks |= {
+            (len(signature), e): 16 for e in range(len(outs))
+        }  # what torch.empty gives starts on a multiple of 16 bytes
         signature += [tuple(pointer(d) for _, _, d in outs), "*i8", floats, ints, *["i32"] * 6, *sizes, *["i32"] * 3]
         constants = (
             module.row_part, module.bounds, module.score, module.test, source.tested, leaf, xdim, ydim, *counts, source.mask, blocks, fill, chunk is not None,
             len(kept), len(summed), bn, bk, bd, big, wide_tl, precision,
         )  # fmt: skip
         kernel = _kernel(rows.tiles_kernel, signature, marks, constants, source.text, 4, 2)
-        tail = (source.floats, source.ints, n, k, row0, rows_end, col0, cols_end, kept, summed, kept_count, row_tiles, col_tiles)
-        return Launch(kernel, row_tiles * col_tiles * kept_count, pointers, packed, tail, outs, tiles=t, source=source, tiles_only=True)
+        tail = (
+            source.floats,
+            source.ints,
+            n,
+            k,
+            row0,
+            rows_end,
+            col0,
+            cols_end,
+            kept,
+            summed,
+            kept_count,
+            row_tiles,
+            col_tiles,
+        )
+        return Launch(
+            kernel,
+            row_tiles * col_tiles * kept_count,
+            pointers,
+            packed,
+            tail,
+            outs,
+            tiles=t,
+            source=source,
+            tiles_only=True,
+        )
 
     row_tiles = math.ceil(n / t.bn)
     splits, chunk_k, group = select.split(row_tiles * kept_count * slices, k, t, limits, bool(summed))
@@ -346,7 +406,11 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     split = splits > 1
     reverse = source.mask == 1 and mask.hi is not None
     outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
-    state_types = [torch.int32 if isinstance(v, int) or v == "place" else wide for f in map(folds.lookup, program.outputs) for _, v, *_ in generate.jit_state(f)]
+    state_types = [
+        torch.int32 if isinstance(v, int) or v == "place" else wide
+        for f in map(folds.lookup, program.outputs)
+        for _, v, *_ in generate.jit_state(f)
+    ]
     state_types += [wide] * len(dv)
     parts = []
     for code, dtype in zip(source.states, state_types, strict=True):
@@ -355,7 +419,17 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     out_types = tuple(pointer(d) for _, _, d in outs)
     part_types = tuple(pointer(d) for _, d in parts)
     marks |= {(len(signature) + split, e): 16 for e in range(len(parts) if split else len(outs))}
-    signature += [() if split else out_types, part_types if split else (), floats, ints, units, "i32", "i32", *sizes, *["i32"] * 5]
+    signature += [
+        () if split else out_types,
+        part_types if split else (),
+        floats,
+        ints,
+        units,
+        "i32",
+        "i32",
+        *sizes,
+        *["i32"] * 5,
+    ]
     constants = (
         module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
         leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
@@ -367,14 +441,47 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     if split:
         bn = 16 if dv or source.lists else 128
         count = kept_count * n
-        merge_constants = (module.nest, module.merge, module.finish, dv, t.bdv, source.results, source.states, slices > 1, bn, wide_tl)
+        merge_constants = (
+            module.nest,
+            module.merge,
+            module.finish,
+            dv,
+            t.bdv,
+            source.results,
+            source.states,
+            slices > 1,
+            bn,
+            wide_tl,
+        )
         merge_marks = {(a, e): 16 for a, made in enumerate((outs, parts)) for e in range(len(made))}
-        merge_kernel = _kernel(rows.merge_kernel, [out_types, part_types, units, "i64", "i32"], merge_marks, merge_constants, source.text, 4, 1)
+        merge_kernel = _kernel(
+            rows.merge_kernel,
+            [out_types, part_types, units, "i64", "i32"],
+            merge_marks,
+            merge_constants,
+            source.text,
+            4,
+            1,
+        )
         merge = (merge_kernel, math.ceil(count / bn) * slices, (source.unit, count, splits))
-    return Launch(kernel, row_tiles * splits * kept_count * slices, pointers, packed, tail, outs, tuple(parts) if split else (), merge, t, source, described=described)
+    return Launch(
+        kernel,
+        row_tiles * splits * kept_count * slices,
+        pointers,
+        packed,
+        tail,
+        outs,
+        tuple(parts) if split else (),
+        merge,
+        t,
+        source,
+        described=described,
+    )
 
 
-def _outputs(places: Sequence[int], shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[tuple[int, tuple[int, ...], torch.dtype]]:
+def _outputs(
+    places: Sequence[int], shapes: Sequence[tuple[tuple[int, ...], torch.dtype]]
+) -> list[tuple[int, tuple[int, ...], torch.dtype]]:
     return [(p, *s) for p, s in zip(places, shapes, strict=True)]
 
 
@@ -421,12 +528,16 @@ def plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n
     device = operands[0].device
     limits = select.limits_of(device.type, device.index)
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
-    shapes = [result_shapes(o, operands, batch, n, k, wide, d) for o, d in zip(program.outputs, payload_dtypes, strict=True)]
+    shapes = [
+        result_shapes(o, operands, batch, n, k, wide, d) for o, d in zip(program.outputs, payload_dtypes, strict=True)
+    ]
     starts = [sum(map(len, shapes[:j])) for j in range(len(shapes))]
     places = [range(s, s + len(x)) for s, x in zip(starts, shapes, strict=True)]
     patterns = tuple(summed_dimensions(o, operands, batch) for o in program.outputs)
     launches = [
-        plan_piece(p, operands, batch, n, k, [places[j] for j in p.outputs], [shapes[j] for j in p.outputs], limits, tf32)
+        plan_piece(
+            p, operands, batch, n, k, [places[j] for j in p.outputs], [shapes[j] for j in p.outputs], limits, tf32
+        )
         for p in pieces(program, patterns)
     ]
     total = sum(map(len, shapes))

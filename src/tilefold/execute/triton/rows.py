@@ -376,7 +376,7 @@ def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, ou
     cols = j0 + j_local
     zero = tl.zeros([BN, BK], WIDE)
     sums = ()
-    for o in tl.static_range(len(FILL)):
+    for _ in tl.static_range(len(FILL)):
         sums = sums + (zero,)
     visible = (cols < k)[None, :] & (rows >= 0)[:, None]
     entries = 1
