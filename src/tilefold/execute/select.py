@@ -216,8 +216,8 @@ def registers(need: Need, t: Tiles, limits: Limits) -> int:
 # A clock and unit: 16-bit matrix, compares, exponentials, bytes from the second-level cache, bytes of shared memory.
 FLOPS, OPS, EXPS, BYTES, SHARED_BYTES = 4096, 64, 16, 72, 128
 # Fitted to 31 timings of attention forward, both halves of its backward and arg-max on an H200 (D = 128, 2026-11-30,
-# docs/measured.md): the share of a tile's arithmetic that does not run beside products, for two blocks a unit, one block
-# of two groups, one block of one group.
+# docs/measured.md): the share of a tile's arithmetic that does not run beside products, for two blocks a unit, for one
+# block of two groups, for one block of one group.
 EXPOSED_TWO_BLOCKS, EXPOSED_TWO_GROUPS, EXPOSED_ALONE = 0.17, 0.54, 0.92
 LIGHT = 6  # operations per score up to which 128 x 256 scores fit in registers beside their temporaries
 BUSY = 40  # operations per score, random numbers for one, beyond which even 128 x 128 spill
