@@ -3,6 +3,8 @@
     python scripts/compile_table.py            with the installed Triton; columns of other versions stay
     python scripts/compile_table.py --show     prints the table, what spills first
 
+spills are bytes of a thread's stack; looped, for sm_90, the accesses to it in loops; there where there are any.
+
 Notes are kept; a new spill needs one, written by hand, that says why. Configurations that are gone are dropped, and the
 columns of other versions where the tiles have changed.
 """
@@ -36,6 +38,8 @@ def rows(number: int) -> dict[str, dict[str, Any]]:
             print(f"\r{name} | {leg.described(m)} | does not compile: {error!r:.200}", file=sys.stderr, flush=True)
             continue
         measured = {"registers": r.registers, "spills": r.spills, "shared": r.shared}
+        if r.looped:
+            measured["looped"] = r.looped
         counted = leg.expected(m, target)
         found[name] = {"tiles": leg.described(m), "counted": counted, "measured": {leg.VERSION: measured}}
         says = [*r.serialised, *r.miscompiled] + ([f"{r.spills} spilled, {r.looped} in loops"] if r.spills else [])
@@ -75,7 +79,8 @@ def show(table: dict[str, Any]) -> None:
 
     for name, row in sorted(table.items(), key=lambda item: (-worst(item[1]), item[0])):
         numbers = "; ".join(
-            f"{v}: {m['registers']} registers, {m['spills']} spilled, {m['shared']} shared"
+            f"{v}: {m['registers']} registers, {m['spills']} spilled ({m.get('looped', 0)} accesses in loops), "
+            f"{m['shared']} shared"
             for v, m in row["measured"].items()
         )
         print(

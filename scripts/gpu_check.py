@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -112,7 +113,9 @@ def main() -> None:
         bench(red=True)  # renamed below if the tests turn out green
     junit = (out if a.out else Path(tempfile.mkdtemp())) / "tests.xml"
     junit.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "--maxfail=20", *a.tests, f"--junitxml={junit}"]
+    # most of the time goes into compiling: several processes where pytest-xdist is there
+    parallel = ["-n", "4"] if importlib.util.find_spec("xdist") else []
+    command = [sys.executable, "-m", "pytest", "-q", "--maxfail=20", *parallel, *a.tests, f"--junitxml={junit}"]
     code = step("tests", command, left())
     tests = counts(junit)
     memcheck = "left out" if a.no_sanitizer else sanitize(min(180.0, left()))

@@ -322,7 +322,9 @@ def test_ignore_index_that_is_a_real_class() -> None:  # case 28
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize(
-    "kwargs", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"weight": torch.rand(V, dtype=DOUBLE)}], ids=str
+    "kwargs",
+    [{}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"weight": torch.arange(V, dtype=DOUBLE) / V}],
+    ids=["plain", "smoothing", "z_loss", "weight"],
 )
 def test_all_targets_ignored(reduction: str, kwargs: dict[str, Any]) -> None:  # case 22
     x, w, y = problem()

@@ -154,12 +154,17 @@ def _scaled(e: Expr, c: float) -> Expr:
     return op("mul", e, c)
 
 
-def _exp2_form(root: Expr) -> Expr:
-    """The expression with exp(x) of each score as exp2(x log2 e), which is what the hardware has."""
+def _exp2_form(root: Expr, precise: bool) -> Expr:
+    """The expression with exp(x) of each score as exp2(x log2 e), which is what the hardware has.
+
+    precise: x is rounded first. Else log2 e goes into its terms, which saves an operation and costs some units of x's last place: nothing
+    beside 16-bit operands, too much beside float32.
+    """
 
     def change(node: Expr) -> Expr | None:
         if isinstance(node, Op) and node.name == "exp" and node.varies == ROW | COL:
-            return op("exp2", _scaled(node.operands[0], LOG2E))
+            x = node.operands[0]
+            return op("exp2", x * LOG2E if precise else _scaled(x, LOG2E))
         return None
 
     return rewrite(root, change)
@@ -276,8 +281,8 @@ class _Writer:
 
 
 class _Generator:
-    def __init__(self, program: Program, inline: bool, quick: bool) -> None:
-        self.program, self.inline, self.quick = program, inline, quick
+    def __init__(self, program: Program, inline: bool, quick: bool, precise: bool) -> None:
+        self.program, self.inline, self.quick, self.precise = program, inline, quick, precise
         self.floats: list[float] = []
         self.ints: list[int] = []
         self.groups: dict[str, list[int]] = {k: [] for k in ("x", "y", "row", "col", "tile", "scalar")}
@@ -347,7 +352,7 @@ class _Generator:
         units = [1.0] * len(roots)
         if not self.inline and not self.tiles:
             peeled = [_peel(e) if takes_unit(f) else (1.0, e) for f, e in zip(self.folds, roots, strict=True)]
-            units, roots = [u for u, _ in peeled], [_exp2_form(e) for _, e in peeled]
+            units, roots = [u for u, _ in peeled], [_exp2_form(e, self.precise) for _, e in peeled]
         test = p.mask.test if p.mask else None
         wanted = [*roots, *([test] if test is not None else [])]
         nodes = list(walk(*wanted))
@@ -521,9 +526,14 @@ def _function(name: str, args: str, lines: list[str]) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def source_of(program: Program, inline: bool, quick: bool = True) -> Source:
-    """The source of a Program whose outputs all have axis "row", or all "tile"."""
-    return _Generator(program, inline, quick).build()
+def source_of(program: Program, inline: bool, quick: bool = True, precise: bool = False) -> Source:
+    """The source of a Program whose outputs all have axis "row", or all "tile".
+
+    inline    float64: numbers are written out
+    quick     the loop compiles a fold's QUICK functions
+    precise   float32 operands: exponents are rounded as torch rounds them
+    """
+    return _Generator(program, inline, quick, precise).build()
 
 
 def cache_directory() -> Path:

@@ -237,7 +237,16 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     tensors = [operands[i] for i in piece.operands]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
     rows_d = max((t.shape[-1] for t, kind in zip(tensors, program.operands, strict=True) if kind == "rows"), default=0)
-    source = generate.source_of(program, wide == torch.float64, limits.matrix in (0, 9) and rows_d <= select.RESIDENT_D)
+    source = generate.source_of(
+        program,
+        wide == torch.float64,
+        limits.matrix in (0, 9) and rows_d <= select.RESIDENT_D,
+        any(
+            t.dtype == torch.float32
+            for t, kind in zip(tensors, program.operands, strict=True)
+            if kind in ("rows", "cols")
+        ),
+    )
     module = generate.load(source.text)
     if piece.flipped:
         n, k = k, n
