@@ -513,3 +513,14 @@ def test_compiles_into_one_graph() -> None:
     x, w, y = problem()
     loss = torch.compile(tf.linear_cross_entropy, backend="aot_eager", fullgraph=True)(x, w, y, label_smoothing=0.1)
     agrees(loss, F.cross_entropy(x @ w.T, y, label_smoothing=0.1), x, w)
+
+
+def test_ignored_row_of_nan_adds_nothing_to_the_weights_gradient() -> None:
+    x, w, y = problem()
+    with torch.no_grad():
+        x[3] = math.nan
+    y[3] = -100
+    (got,) = gradients(tf.linear_cross_entropy(x, w, y), w)
+    rest = torch.arange(x.shape[0]) != 3
+    (want,) = gradients(tf.linear_cross_entropy(x[rest], w, y[rest]), w)
+    torch.testing.assert_close(got, want)

@@ -76,18 +76,10 @@ def fused(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], 
 def materialised(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int) -> Counts:
     """The same in plain torch: every product and pointwise operation writes a matrix, every reader reads it again."""
     once = fused(program, operands, batch, n, k)
-    pairs = float(math.prod(batch)) * n * k
     made = [x for x in walk(*program.roots()) if isinstance(x, (Leaf, Op)) and len(x.varies) == 2]
     reads = sum(len([a for a in x.args if len(a.varies) == 2 and not isinstance(a, Data)]) for x in made)
     reads += sum(2 if folds.lookup(o).cost.exps else 1 for o in program.outputs)
-    size = max(
-        (
-            torch.promote_types(operands[leaf.rows].dtype, operands[leaf.cols].dtype).itemsize
-            for leaf in program.leaves()
-        ),
-        default=4,
-    )
-    moved = pairs * size * (len(made) + reads)
+    moved = matrix_bytes(program, operands, batch, n, k) * (len(made) + reads)
     return Counts(once.flops, once.bytes + moved, once.exps, once.ops, len(made) + len(program.outputs))
 
 

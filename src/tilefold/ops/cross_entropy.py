@@ -42,7 +42,7 @@ def linear_cross_entropy(
         z_loss: adds z_loss * log-sum-exp^2 to each token's loss (PaLM, 2022)
     Returns:
         a scalar, or [..] for reduction "none"; float32 (float64 for float64 operands). The hidden states of an ignored
-        target get gradient 0 even if they hold NaN (linear_weight then gets NaN: 0 * NaN). All targets ignored: "mean"
+        target get gradient 0 even if they hold NaN, and add nothing to linear_weight's. All targets ignored: "mean"
         is NaN, as in torch, with gradient 0.
     Raises:
         ShapeError, OptionError; LabelError (an IndexError): a target that is no class, on the CPU or in debug mode. On

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 from triton.compiler import ASTSource
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -68,37 +67,13 @@ class Kernel:
                 compiled = self.compile()
                 compiled._init_handles()
                 self._compiled[index] = compiled
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        if index == torch.cuda.current_device():
-            compiled.run(
-                grid,
-                1,
-                1,
-                stream,
-                compiled.function,
-                compiled.packed_metadata,
-                None,
-                None,
-                None,
-                *args,
-                *self.constants,
-            )
-        else:
+        if index != torch.cuda.current_device():
             with torch.cuda.device(index):
-                compiled.run(
-                    grid,
-                    1,
-                    1,
-                    stream,
-                    compiled.function,
-                    compiled.packed_metadata,
-                    None,
-                    None,
-                    None,
-                    *args,
-                    *self.constants,
-                )
+                self._launch(compiled, index, grid, args)
+        else:  # entering the device costs, and is rarely needed
+            self._launch(compiled, index, grid, args)
 
-
-def tensors_device(tensors: Sequence[Tensor]) -> torch.device:
-    return tensors[0].device
+    def _launch(self, compiled: Any, index: int, grid: int, args: tuple[Any, ...]) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        function, metadata = compiled.function, compiled.packed_metadata
+        compiled.run(grid, 1, 1, stream, function, metadata, None, None, None, *args, *self.constants)
