@@ -466,3 +466,17 @@ def test_checkpoint_and_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         for g in pool.map(lambda _: torch.autograd.grad(f(x), x)[0], range(8)):
             same(g, want)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean"])
+def test_distances_read_first_without_gradients_still_have_them(metric: str) -> None:
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    s = tf.scores(x, y, metric=metric)
+    with torch.no_grad():
+        s.logsumexp(-1)
+    distances = torch.cdist(x, y)
+    want = distances.square() if metric == "sqeuclidean" else distances
+    got = torch.autograd.grad(s.logsumexp(-1).sum(), (x, y))
+    for g, w in zip(got, torch.autograd.grad(want.logsumexp(-1).sum(), (x, y)), strict=True):
+        torch.testing.assert_close(g, w)

@@ -237,7 +237,7 @@ def _neutral(a: Expr, value: int, other: Expr) -> bool:
 
 
 def _negated(e: Op) -> Expr:
-    """-e with the sign moved inwards, which is exact."""
+    """-e with the sign moved inwards, which is exact but for the sign of a zero."""
     a, *rest = e.operands
     if e.name == "neg":
         return a

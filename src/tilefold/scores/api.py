@@ -272,14 +272,17 @@ def fold(s: Any, *args: Fold, **named: Fold) -> Any:
         results = fold_shards(list(s), every)
     else:
         results = run(s.scores if isinstance(s, Normalized) else s, every)
+    return _public(every, results, len(args), tuple(named))
+
+
+def _public(
+    every: Sequence[Fold], results: Sequence[tuple[Tensor, ...]], positional: int, names: tuple[str, ...]
+) -> Any:
+    """What `fold` and `stream` return of all results."""
     public = [f.public(r) for f, r in zip(every, results, strict=True)]
-    if named:
-        return Results(
-            {
-                **{str(i): r for i, r in enumerate(public[: len(args)])},
-                **dict(zip(named, public[len(args) :], strict=True)),
-            }
-        )
+    if names:
+        numbers = [str(i) for i in range(positional)]
+        return Results(dict(zip([*numbers, *names], public, strict=True)))
     return public[0] if len(public) == 1 else tuple(public)
 
 
@@ -421,12 +424,4 @@ def stream(
 
     every = (*args, *named.values())
     results = fold_stream(x, chunks, every, metric, transform)
-    public = [f.public(r) for f, r in zip(every, results, strict=True)]
-    if named:
-        return Results(
-            {
-                **{str(i): r for i, r in enumerate(public[: len(args)])},
-                **dict(zip(named, public[len(args) :], strict=True)),
-            }
-        )
-    return public[0] if len(public) == 1 else tuple(public)
+    return _public(every, results, len(args), tuple(named))

@@ -864,13 +864,14 @@ class Scores(Pointwise):
 class Distances(Scores):
     """Distances, known first by what orders each row alike: -2 x.y + |y|^2. Arg-min needs no more than that.
 
-    What the slots of `Scores` hold is made when it is first read; it costs a pass over x for |x|^2.
+    What the slots of `Scores` hold is made when it is first read, in the grad mode of when the distances were made; it
+    costs a pass over x for |x|^2.
     """
 
-    __slots__ = ("_make",)
+    __slots__ = ("_grad", "_make")
 
     def __init__(self, order: Scores, make: Callable[[Scores], Scores]) -> None:
-        self._order, self._make = order, make
+        self._order, self._make, self._grad = order, make, torch.is_grad_enabled()
         self._batch, self._n, self._k, self._dtype, self._mask = order._batch, order._n, order._k, order._dtype, None
 
     def __getattr__(self, name: str) -> Any:
@@ -878,7 +879,8 @@ class Distances(Scores):
             order = self._order
             assert order is not None
             order._check_unchanged()
-            made = self._make(order)
+            with torch.set_grad_enabled(self._grad):
+                made = self._make(order)
             self._operands, self._kinds, self._expr, self._versions = (
                 made._operands,
                 made._kinds,
