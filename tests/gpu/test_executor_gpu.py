@@ -421,6 +421,17 @@ def test_second_device() -> None:
     got = logsumexp(x, y)
     assert got.device == there
     accurate(got, (x.double() @ y.double().mT * 0.125).logsumexp(-1), (x @ y.mT * 0.125).logsumexp(-1))
+    q, k, v = (randn(1, 2, 300, 64, device=there, dtype=BF16, grad=True) for _ in range(3))
+    check = [t.detach().to("cuda:0").requires_grad_() for t in (q, k, v)]
+    outs = [tf.attention(*t, causal="bottom_right") for t in ((q, k, v), check)]
+    same(outs[0].cpu(), outs[1].cpu())
+    grads = [
+        torch.autograd.grad(out.float().square().sum(), t) for out, t in zip(outs, ((q, k, v), check), strict=True)
+    ]
+    for a, b in zip(*grads, strict=True):
+        assert a.device == there
+        same(a.cpu(), b.cpu())
+    assert torch.cuda.current_device() == 0
 
 
 def test_compiled_by_the_default_compiler(device: torch.device) -> None:
@@ -434,6 +445,27 @@ def test_compiled_by_the_default_compiler(device: torch.device) -> None:
     found = torch.autograd.grad(compiled(q, k, v), (q, k, v))
     right = torch.autograd.grad(block(q, k, v), (q, k, v))
     for f, r in zip(found, right):
+        torch.testing.assert_close(f, r, rtol=0.02, atol=0.02 * r.abs().max().item())
+
+
+def test_a_compiled_step_of_several_operators(device: torch.device) -> None:
+    n, v = pick((300, 1003), (20, 101))
+    h, w = randn(n, 64, device=device, dtype=BF16, grad=True), randn(v, 64, device=device, dtype=BF16, grad=True)
+    labels = torch.randint(0, v, (n,), device=device)
+
+    def step(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        loss = tf.linear_cross_entropy(h.relu(), w, labels, label_smoothing=0.1)
+        s = tf.scores(h, w)
+        top = s.topk(5)
+        return loss, s.argmax(-1), top.values, (s * 0.125).softmax(-1) @ w
+
+    compiled = torch.compile(step, fullgraph=True, backend="inductor" if ON_GPU else "aot_eager")
+    found, right = compiled(h, w), step(h, w)
+    same(found[1], right[1])
+    for f, r in zip(found, right, strict=True):
+        torch.testing.assert_close(f, r, rtol=0.02, atol=0.02)
+    grads = [torch.autograd.grad(loss + out.float().square().mean(), (h, w)) for loss, _, _, out in (found, right)]
+    for f, r in zip(*grads, strict=True):
         torch.testing.assert_close(f, r, rtol=0.02, atol=0.02 * r.abs().max().item())
 
 

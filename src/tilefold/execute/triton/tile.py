@@ -135,8 +135,8 @@ def product(a, b, acc, CAST: tl.constexpr, PRECISION: tl.constexpr):
     if acc is None:
         r = tl.dot(a, b, input_precision=PRECISION, out_dtype=tl.float64 if CAST == 2 else tl.float32)
     elif PRECISION == "ieee" and a.dtype == tl.float32:
-        # one chain of roundings a tile, not one over all columns
-        r = acc + tl.dot(a, b, input_precision=PRECISION)
+        # one chain of roundings a tile, not one over all columns; the last argument keeps the compiler from joining the two again
+        r = acc + tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=a.shape[1])
     else:
         r = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=tl.float64 if CAST == 2 else tl.float32)
     return r
