@@ -1,6 +1,7 @@
 """Tiles: what is chosen fits the machine, and what can be forced computes the same."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from helpers import assert_same
 
 from tilefold.execute import select
 from tilefold.execute import triton as loops
-from tilefold.program import Data, Index, Leaf, Mask, Output, Program
+from tilefold.program import Const, Data, Index, Leaf, Mask, Output, Program, op
 
 A100 = select.Limits(108, 163 << 10, 255, 32, 8)
 H200 = select.Limits(132, 227 << 10, 255, 32, 9)
@@ -37,7 +38,7 @@ def test_tiles_fit_shared_memory_and_registers(limits):
 
 def test_wide_rows_are_streamed():
     t = select.tiles(need(4096), H200)
-    assert not t.resident and (t.bn, t.bk, t.bd, t.warps, t.stages) == (128, 256, 64, 8, 3) and t.described
+    assert not t.resident and (t.bn, t.bk, t.bd, t.warps, t.stages) == (128, 256, 64, 8, 4) and t.described
     assert not select.tiles(need(4096), A100).described
 
 
@@ -58,13 +59,35 @@ def test_tensor_descriptors():
         x, y = torch.randn(37, d), torch.randn(53, d)
         program = Program(("rows", "cols"), (Output("logsumexp", Leaf(0, 1)), Output("argmax", Leaf(0, 1))))
         assert_same(program, [x, y], tiles=tiles)
-        assert_same(program, [x, y], tiles={**tiles, "splits": 2})
+        for splits in (2, 3):
+            assert_same(program, [x, y], tiles={**tiles, "splits": splits})
+        assert_same(program, [x, y[:32]], tiles=tiles)  # no edge
+        assert_same(program, [x, y[:20]], tiles=tiles)  # nothing else
+    columns = Program(
+        ("rows", "cols", "row", "col", "tile", "scalar"),
+        (
+            Output("logsumexp", Leaf(0, 1) * Data(2, "row") + Data(3, "col") + Data(4, "tile")),
+            Output("max", Leaf(0, 1) * Data(5, "scalar")),
+        ),
+        Mask("row", test=op("gt", Data(4, "tile"), Const(-1.0))),
+    )
+    others = [torch.randn(37, 1), torch.randn(1, 53), torch.randn(37, 53), torch.tensor([[2.0]])]
+    assert_same(columns, [torch.randn(37, 40), torch.randn(53, 40), *others], tiles={**tiles, "splits": 2, "group": 2})
     masked = Program(
         ("rows", "cols", "cols"),
         (Output("softmax_sum", Leaf(0, 1), (("neutral", True),), 2),),
         Mask("row", None, Index("row") + 1),
     )
     assert_same(masked, [torch.randn(37, 40), torch.randn(53, 40), torch.randn(53, 5)], tiles=tiles)
+
+
+def test_parts_of_the_persistent_loop_end_together():
+    t = select.tiles(need(4096), H200)
+    splits, group = select.parts(64, 512, t, H200, 4096)
+    waves = math.ceil(64 * splits / H200.units) * math.ceil(512 / splits)
+    assert waves <= 1.015 * 64 * 512 / H200.units and splits < 128 and group > 1
+    assert select.parts(1, 3, t, H200, 4096)[0] == 3
+    assert select.parts(1, 0, t, H200, 4096)[0] == 0  # all columns in a tile at the edge
 
 
 def test_groups_of_row_tiles_cover_everything():

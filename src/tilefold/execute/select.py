@@ -275,7 +275,7 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
         light = need.leaves == 1 and need.outputs == 1 and need.ops <= LIGHT and not (need.lists or need.heavy)
         bn, bk = (128, 256) if light and limits.shared > 100 << 10 else (128, 128) if need.ops <= BUSY else (64, 128)
     bd = max(16, 128 // size)
-    stages = 3  # 128 x 256 x 64 with three: 714 TFLOP/s beside 710 of cuBLAS on an H200, bfloat16 (2026)
+    stages = 3 if need.payloads else 4  # 128 x 256 x 64 with four: 1.00 of cuBLAS on an H200, bfloat16 (2026)
     waiting = limits.warp // 64
 
     def held(stages: int) -> int:
@@ -288,6 +288,27 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
     features = max(d for d, _ in need.rows)
     reason = f"{features} features: both sides streamed, {bd * size} bytes a step"
     return Tiles(bn, bk, bd, bdv, False, 8, stages, reason, described=limits.matrix >= 9)
+
+
+MERGE = 1200  # clocks for a row's state to be written, read and joined
+STREAMED_GROUP = 8  # row tiles that share columns in the second-level cache; 8 to 32 measured equal on an H200
+
+
+def parts(row_tiles: int, tiles_k: int, t: Tiles, limits: Limits, features: int) -> tuple[int, int]:
+    """(parts of the columns, row tiles that run together) of the persistent loop.
+
+    Of the sizes of a part the one that ends soonest: small parts spread evenly over the units, and each costs a merge.
+    """
+    group = t.group or STREAMED_GROUP
+    if tiles_k == 0 or t.splits:
+        return min(t.splits, tiles_k), group
+    tile = 2.0 * t.bn * t.bk * features / FLOPS
+
+    def clocks(size: int) -> float:
+        splits = math.ceil(tiles_k / size)
+        return math.ceil(row_tiles * splits / limits.units) * size * tile + splits * MERGE
+
+    return math.ceil(tiles_k / min(range(1, min(tiles_k, 64) + 1), key=clocks)), group
 
 
 def split(row_blocks: int, k: int, t: Tiles, limits: Limits, summed: bool) -> tuple[int, int, int]:

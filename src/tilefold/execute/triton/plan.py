@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ... import folds
 from ...program import Mask, Output, Program
 from .. import select
-from . import generate, rows
+from . import generate, rows, streamed
 from .launch import INTERPRETED, Kernel, pointer
 
 COMBINABLE_K = 32
@@ -410,9 +410,17 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         )
 
     row_tiles = math.ceil(n / t.bn)
-    splits, chunk_k, group = select.split(row_tiles * kept_count * slices, k, t, limits, bool(summed))
+    # both sides through descriptors, and nothing that cuts the columns of a row: one loop over all tiles of a unit
+    persistent = described is not None and not (source.lists or source.mask or blocks[0] or dv)
+    if persistent:
+        splits, group = select.parts(row_tiles, k // t.bk, t, limits, rows_d)
+        count_parts = splits + (k % t.bk != 0)
+        split = True
+    else:
+        splits, chunk_k, group = select.split(row_tiles * kept_count * slices, k, t, limits, bool(summed))
+        count_parts = splits
+        split = splits > 1
     group = min(group, row_tiles)
-    split = splits > 1
     reverse = source.mask == 1 and mask.hi is not None
     outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
     state_types = [
@@ -424,28 +432,43 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     parts = []
     for code, dtype in zip(source.states, state_types, strict=True):
         width = (dv[-1 - code],) if code < 0 else (code,) if code else ()
-        parts.append(((splits, kept_count * n, *width), dtype))
+        parts.append(((count_parts, kept_count * n, *width), dtype))
     out_types = tuple(pointer(d) for _, _, d in outs)
     part_types = tuple(pointer(d) for _, d in parts)
     marks |= {(len(signature) + split, e): 16 for e in range(len(parts) if split else len(outs))}
-    signature += [
-        () if split else out_types,
-        part_types if split else (),
-        floats,
-        ints,
-        units,
-        "i32",
-        "i32",
-        *sizes,
-        *["i32"] * 5,
-    ]
-    constants = (
-        module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
-        leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
-        len(kept), len(summed), slices > 1, split, t.resident, described is not None and not source.lists, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
-    )  # fmt: skip
-    kernel = _kernel(rows.rows_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
-    tail = (source.floats, source.ints, source.unit, n, k, kept, summed, kept_count, row_tiles, splits, chunk_k, group)
+    signature += [() if split else out_types, part_types if split else (), floats, ints, units, "i32", "i32"]
+    if persistent:
+        signature += ["i32"] * 4
+        constants: tuple[Any, ...] = (
+            module.row_part, module.score, module.test, source.tested, module.start, module.step, module.flat, module.nest,
+            leaf, xdim, ydim, *counts, source.states, t.bn, t.bk, bd, big, wide_tl, precision,
+        )  # fmt: skip
+        blocks_run = min(limits.units, max(splits, 1) * row_tiles)
+        kernel = _kernel(streamed.streamed_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
+        tail: tuple[Any, ...] = (source.floats, source.ints, source.unit, n, k, row_tiles, splits, group, blocks_run)
+    else:
+        signature += [*sizes, *["i32"] * 5]
+        constants = (
+            module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
+            leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
+            len(kept), len(summed), slices > 1, split, t.resident, described is not None and not source.lists, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
+        )  # fmt: skip
+        blocks_run = row_tiles * splits * kept_count * slices
+        kernel = _kernel(rows.rows_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
+        tail = (
+            source.floats,
+            source.ints,
+            source.unit,
+            n,
+            k,
+            kept,
+            summed,
+            kept_count,
+            row_tiles,
+            splits,
+            chunk_k,
+            group,
+        )
     merge = None
     if split:
         bn = 16 if dv or source.lists else 128
@@ -472,10 +495,10 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
             4,
             1,
         )
-        merge = (merge_kernel, math.ceil(count / bn) * slices, (source.unit, count, splits))
+        merge = (merge_kernel, math.ceil(count / bn) * slices, (source.unit, count, count_parts))
     return Launch(
         kernel,
-        row_tiles * splits * kept_count * slices,
+        blocks_run,
         pointers,
         packed,
         tail,
