@@ -9,6 +9,7 @@ from helpers import assert_same
 
 from tilefold.execute import select
 from tilefold.execute import triton as loops
+from tilefold.execute.triton import plan, streamed
 from tilefold.program import Const, Data, Index, Leaf, Mask, Output, Program, op
 
 A100 = select.Limits(108, 163 << 10, 255, 32, 8)
@@ -56,8 +57,11 @@ def test_columns_are_split_where_rows_leave_units_idle():
 def test_tensor_descriptors():
     tiles = {"bn": 16, "bk": 32, "bd": 16, "resident": False, "described": True}
     for d in (16, 40):
-        x, y = torch.randn(37, d), torch.randn(53, d)
+        x, y = torch.randint(-3, 4, (37, d)).half(), torch.randint(-3, 4, (53, d)).half()
         program = Program(("rows", "cols"), (Output("logsumexp", Leaf(0, 1)), Output("argmax", Leaf(0, 1))))
+        with select.using(**tiles):
+            launches, _ = plan.plan(program, [x, y], (), 37, 53, [torch.float32] * 2)
+        assert [launch.kernel.fn for launch in launches] == [streamed.streamed_kernel]
         assert_same(program, [x, y], tiles=tiles)
         for splits in (2, 3):
             assert_same(program, [x, y], tiles={**tiles, "splits": splits})
@@ -71,14 +75,15 @@ def test_tensor_descriptors():
         ),
         Mask("row", test=op("gt", Data(4, "tile"), Const(-1.0))),
     )
+    x, y, v = torch.randn(37, 40).half(), torch.randn(53, 40).half(), torch.randn(53, 5).half()
     others = [torch.randn(37, 1), torch.randn(1, 53), torch.randn(37, 53), torch.tensor([[2.0]])]
-    assert_same(columns, [torch.randn(37, 40), torch.randn(53, 40), *others], tiles={**tiles, "splits": 2, "group": 2})
+    assert_same(columns, [x, y, *others], tiles={**tiles, "splits": 2, "group": 2}, tolerance=2e-5)
     masked = Program(
         ("rows", "cols", "cols"),
         (Output("softmax_sum", Leaf(0, 1), (("neutral", True),), 2),),
         Mask("row", None, Index("row") + 1),
     )
-    assert_same(masked, [torch.randn(37, 40), torch.randn(53, 40), torch.randn(53, 5)], tiles=tiles)
+    assert_same(masked, [x, y, v], tiles=tiles)
 
 
 def test_parts_of_the_persistent_loop_end_together():
