@@ -17,9 +17,28 @@ from .tile import batch_offsets, load_scalars, load_tiles, load_vectors
 
 
 @triton.jit
-def part_of(split, splits, whole):
-    """First and end of a part's column tiles; the parts' sizes differ by one at most."""
-    return tl.cast(tl.cast(split, tl.int64) * whole // splits, tl.int32), tl.cast((tl.cast(split, tl.int64) + 1) * whole // splits, tl.int32)
+def items_of(pid, programs, count):
+    """How many of the numbers pid, pid + programs, .. are below `count`."""
+    return tl.maximum(tl.cdiv(count - pid, programs), 0)
+
+
+@triton.jit
+def locate(q, pid, programs, row_tiles, splits, group, size, longer):
+    """Of a program's q-th tile: row tile, column tile, part, and whether the part ends with it.
+
+    The first `longer` parts have size + 1 column tiles, the others `size`; they come in this order. Everything follows from q, because loads
+    run ahead only where their addresses do not wait for the last tile's results.
+    """
+    ahead = row_tiles * longer
+    mine = items_of(pid, programs, ahead)
+    early = q < mine * (size + 1)
+    length = tl.where(early, size + 1, size)
+    behind = tl.where(early, q, q - mine * (size + 1))
+    item = pid + programs * (tl.where(early, 0, mine) + behind // length) - tl.where(early, 0, ahead)
+    tile, split = place(item, row_tiles, tl.where(early, longer, splits - longer), group, False)
+    t = behind % length
+    column = split * length + tl.where(early, 0, longer * (size + 1)) + t
+    return tile, column, split + tl.where(early, 0, longer), t == length - 1
 
 
 @triton.jit
@@ -70,29 +89,23 @@ def streamed_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd,
     sv = load_scalars(sd, batch_offsets(sds, NSC, 0, (), (), 0, 0), NSC, TSC, WIDE)
     local = tl.arange(0, BN)
     whole = k // BK
-    total = 0
-    for item in range(pid, row_tiles * splits, programs):
-        tile, split = place(item, row_tiles, splits, group, False)
-        first, end = part_of(split, splits, whole)
-        total += end - first
+    size = whole // tl.maximum(splits, 1)
+    longer = whole - size * splits
+    early = items_of(pid, programs, row_tiles * longer)
+    total = early + items_of(pid, programs, row_tiles * splits) * size
 
     states, accs = START(BN, (), WIDE)
     fresh = FLAT(states, accs)
-    item = pid
-    done = 0  # column tiles of the item
-    for _ in tl.range(0, total, flatten=True):
-        tile, split = place(item, row_tiles, splits, group, False)
-        first, end = part_of(split, splits, whole)
+    for q in tl.range(0, total, flatten=True):
+        tile, column, split, last = locate(q, pid, programs, row_tiles, splits, group, size, longer)
         i0 = tile * BN
-        j0 = (first + done) * BK
+        j0 = column * BK
         s, visible, cols = score_tile(i0, j0, x_desc, y_desc, x, xs, x_off, y, ys, y_off, rd, rds, r_off, cd, cds, c_off, td, tds, t_off, sv, F, I, n, k,
                                       ROW, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NR, TR, NC, TC, NT, TT, BN, BK, BD, BIG, WIDE, PRECISION, False)
         seen = None
         if len(visible) > 0:
             seen = visible[0]
         states, accs = STEP(states, accs, s, cols, j0, seen, (), unit, (), PRECISION)
-        done += 1
-        last = first + done == end
         # a branch does not compile in such a loop: store and start anew by mask
         flat = FLAT(states, accs)
         store_states(flat, part, split.to(tl.int64) * n + i0, local, i0 + local < tl.where(last, n, 0), (), STATES, (), ())
@@ -100,8 +113,6 @@ def streamed_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd,
         for r in tl.static_range(len(STATES)):
             anew = anew + (tl.where(last, fresh[r], flat[r]),)
         states, accs = NEST(anew)
-        item = tl.where(last, item + programs, item)
-        done = tl.where(last, 0, done)
 
     if k % BK != 0:
         for tile in range(pid, row_tiles, programs):
