@@ -66,10 +66,11 @@ def check_points(points: dict[str, Any], need: int = 2) -> None:
             )
         if t.layout != torch.strided:
             raise ShapeError(explain(name, f"a tensor of layout {t.layout}", "a dense tensor; see Tensor.to_dense"))
-    (x, y), names = points.values(), ", ".join(points)
+    x, y = points.values()
     if x.shape[-1] != y.shape[-1]:
-        raise ShapeError(explain(names, f"D = {x.shape[-1]} and {y.shape[-1]}", "the same last size D"))
-    _same_device(x.device, y.device, names)
+        raise ShapeError(explain(", ".join(points), f"D = {x.shape[-1]} and {y.shape[-1]}", "the same last size D"))
+    if x.device != y.device:
+        raise ShapeError(explain(", ".join(points), f"devices {x.device} and {y.device}", "operands on one device"))
 
 
 def _wide(t: Tensor) -> Tensor:
