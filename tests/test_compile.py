@@ -153,6 +153,13 @@ def test_views_of_a_language_models_loss_compile() -> None:
     check(loss, (h, w), dynamic=True)
 
 
+def test_tensors_of_a_fixed_size_compile_with_symbolic_sizes() -> None:
+    x, y, shown = torch.randn(6, 4), torch.randn(9, 4), torch.ones(6, 9, dtype=torch.bool).tril(2)
+    check(lambda x, y: (tf.scores(x, y) + torch.ones(6, 1)).logsumexp(-1), (x, y), dynamic=True)
+    check(lambda x, y: tf.fold(tf.scores(x, y), tf.Gather(torch.zeros(6, dtype=torch.int64))), (x, y), dynamic=True)
+    check(lambda x, y: tf.scores(x, y).visible(torch.ones(6, 9) > 0, shown).logsumexp(-1), (x, y), dynamic=True)
+
+
 def test_module_with_a_learnable_temperature_compiles() -> None:
     class Head(torch.nn.Module):
         def __init__(self) -> None:

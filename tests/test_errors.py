@@ -78,7 +78,19 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "rows, columns: got D = 3 and 2",
     ),
-    "outer of integers": (lambda: tf.outer(lambda a, b: a.sum(), X.long(), Y), RuntimeError, "rows: got torch.int64"),
+    "outer of integers": (
+        lambda: tf.outer(lambda a, b: a.sum(), X.long(), Y),
+        RuntimeError,
+        "rows: got a tensor of torch.int64",
+    ),
+    "outer of no tensor": (lambda: tf.outer(lambda a, b: a.sum(), [1.0], Y), TypeError, "rows: got list"),
+    "8-bit operand": (
+        lambda: tf.scores(X.to(torch.float8_e4m3fn), Y),
+        RuntimeError,
+        "x: got a tensor of torch.float8_e4m3fn; expected float16",
+    ),
+    "sparse operand": (lambda: tf.scores(X, Y.to_sparse()), RuntimeError, "y: got a tensor of layout torch.sparse_coo"),
+    "array as operand": (lambda: s() + X.numpy(), TypeError, "operand: got ndarray; expected a number"),
     "outer batches": (
         lambda: tf.outer(lambda a, b: (a - b).sum(), X.expand(2, 4, 3), Y.expand(3, 6, 3)),
         RuntimeError,
@@ -226,6 +238,21 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "position of floats": (lambda: tf.fold(s(), tf.Sample(0, position=0.5)), RuntimeError, "position: got .*float"),
     "label out of range": (lambda: F.cross_entropy(s(), I + 6), IndexError, "6"),
+    "rows of no boolean": (lambda: s().visible_rows(X[:, 0]), RuntimeError, "which: got a tensor of torch.float32"),
+    "lengths of no tensor": (lambda: tf.mask.lengths(3), TypeError, "lengths: got int; expected a tensor"),
+    "block size of one number": (lambda: tf.mask.blocks(torch.ones(2, 2).bool(), 3), ValueError, "size: got 3"),
+    "k of true": (lambda: s().topk(True), ValueError, "k: got True, a bool; expected an int"),
+    "k that is missing": (lambda: tf.fold(s(), tf.TopK(None)), ValueError, "k: got None, a NoneType"),
+    "payload of numpy": (lambda: tf.fold(s(), tf.SoftmaxSum(V.numpy())), TypeError, "payload: got ndarray"),
+    "stream of no fold": (lambda: tf.stream(X, [Y]), ValueError, "folds: got none; expected at least one fold"),
+    "stream of a class": (lambda: tf.stream(X, [Y], tf.Sum), ValueError, "fold: got the class Sum; expected a fold"),
+    "hidden states of integers": (
+        lambda: tf.linear_cross_entropy(X.long(), Y, I),
+        RuntimeError,
+        "input: got a tensor of torch.int64",
+    ),
+    "labels of no tensor": (lambda: tf.linear_cross_entropy(X, Y, [0] * 4), TypeError, "target: got list"),
+    "seed of a string": (lambda: tf.sample(X, Y, seed="a"), TypeError, "seed: got str; expected an int"),
     "no fold": (lambda: tf.fold(s()), ValueError, "folds: got none; expected at least one fold"),
     "class of a fold": (
         lambda: tf.fold(s(), tf.Sum),
@@ -259,9 +286,27 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"shape: got \(5, 6\); expected a shape of 24 scores",
     ),
     "integer index of a row": (lambda: s()[0], NotImplementedError, "the integer 0 on the row axis; expected a slice"),
+    "last row by its number": (lambda: s()[-1], NotImplementedError, r"a slice: scores\[..., -1:, :\] keeps"),
+    "column by its number": (lambda: s()[:, 2], NotImplementedError, r"a slice: scores\[..., 2:3\] keeps"),
+    "pairs by a mask": (lambda: s()[s() > 0], NotImplementedError, r"scores\[...\]: got Scores; expected slices"),
+    "rows by an array": (lambda: s()[X.numpy()], NotImplementedError, r"scores\[...\]: got ndarray; expected slices"),
+    "axis of no number": (lambda: F.softmax(s()), TypeError, "dim: got None, a NoneType; expected an int"),
+    "variance of everything": (lambda: s().std(), NotImplementedError, r"var\(dim=\): got None; expected one axis"),
+    "scores times scores": (lambda: s() @ s().mT, NotImplementedError, r"matmul\(scores, scores\): one of them"),
+    "scores to integers": (lambda: s().to(torch.int64), NotImplementedError, "scores.to: got torch.int64"),
+    "truth of an index": (lambda: bool(tf.row_index().eq(1)), NotImplementedError, "bool"),
+    "tensor before the scores": (
+        lambda: torch.clamp(X @ Y.mT, min=s()),
+        NotImplementedError,
+        "torch.clamp: lazy scores have to be its first argument",
+    ),
     "too many indices": (lambda: s()[0, 0, 0], IndexError, "3 indices; expected at most 2"),
     "mask of rows of a wrong length": (lambda: s()[torch.ones(5).bool()], IndexError, "a mask of 5; expected 4"),
-    "row index out of range": (lambda: s()[torch.tensor([0, 9])].sum(-1), IndexError, "9|out of range"),
+    "row index out of range": (
+        lambda: s()[torch.tensor([0, 9])],
+        IndexError,
+        r"scores\[index\] \(rows\): got values from 0 to 9; expected -4 to 3",
+    ),
     "clamp without bounds": (lambda: s().clamp(), ValueError, r"clamp\(min=, max=\): got neither"),
     "softcap of zero": (lambda: s().softcap(0.0), ValueError, "softcap: got 0.0; expected a positive number, or None"),
     "out argument": (lambda: torch.exp(s(), out=X), NotImplementedError, r"exp\(out=\)"),
@@ -391,6 +436,12 @@ def test_classes_derive_from_torchs() -> None:
     )
     for ours, torchs in (*pairs, (errors.GradientError, RuntimeError), (errors.BackendError, RuntimeError)):
         assert issubclass(ours, torchs) and issubclass(ours, errors.TilefoldError)
+
+
+def test_a_method_that_scores_lack_is_a_fold_error_and_no_attribute() -> None:
+    with pytest.raises(errors.FoldError, match=r"scores.cumsum: lazy scores do not have it; .*materialize"):
+        s().cumsum(-1)
+    assert not hasattr(s(), "cumsum") and not hasattr(s().softmax(-1), "cumsum") and hasattr(s(), "sum")
 
 
 def test_unknown_attribute_is_an_attribute_error() -> None:

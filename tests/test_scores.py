@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -76,6 +78,19 @@ def test_distance_of_a_point_to_itself_is_zero_and_never_negative() -> None:
         d = tf.scores(x, x, metric=metric).materialize()
         assert bool((d >= 0).all())
         assert torch.equal(tf.scores(x, x, metric=metric).argmin(-1), torch.arange(50))
+
+
+@pytest.mark.parametrize("value", [INF, NAN])
+def test_what_padding_holds_does_not_change_the_accuracy_of_distances(value: float) -> None:
+    x, y = torch.randn(40, 8) + 1e4, torch.randn(60, 8) + 1e4
+    padded = torch.cat((y, torch.full((2, 8), value)))
+    for metric in ("sqeuclidean", "euclidean"):
+        got = tf.scores(x, padded, metric=metric)[:, :60].materialize()
+        torch.testing.assert_close(got, tf.scores(x, y, metric=metric).materialize(), rtol=0, atol=1e-2)
+
+
+def test_distances_without_features_are_zero() -> None:
+    same(tf.scores(torch.ones(3, 0), torch.ones(4, 0), metric="euclidean").materialize(), torch.zeros(3, 4))
 
 
 def test_distances_far_from_the_origin_do_not_cancel() -> None:
@@ -523,6 +538,47 @@ def test_index_arithmetic_follows_the_slice() -> None:
     close64(s[2::3, 1:].mT.logsumexp(-1), m[2::3, 1:].mT.logsumexp(-1))
     close64(s[torch.tensor([4, 1])].logsumexp(-1), m[torch.tensor([4, 1])].logsumexp(-1))
     close64(s.mT[3:].amax(-1), m.mT[3:].amax(-1))
+
+
+@pytest.mark.parametrize("dim", [-1, 0, None])
+def test_any_and_all_of_comparisons(dim: int | None) -> None:
+    e = env()
+    m = dense(e.x, e.y).detach() > e.row.detach()
+    m[2], m[:, 4] = True, False
+    for made, matrix in ((tf.scores(e.x, e.y) > e.row, dense(e.x, e.y) > e.row), (tf.scores(e.x, e.y).where(m, 0), m)):
+        args = () if dim is None else (dim,)
+        same(made.any(*args), matrix.bool().any(*args))
+        same(torch.all(made, *args), matrix.bool().all(*args))
+        same(made.isfinite().all(-1, keepdim=True), torch.ones(len(e.x), 1, dtype=torch.bool))
+
+
+def test_comparisons_convert_to_numbers_and_back() -> None:
+    e = env()
+    s, m = tf.scores(e.x, e.y) > e.row, dense(e.x, e.y) > e.row
+    same(s.float().sum(-1), m.float().sum(-1))
+    same((1 - s.to(F64)).mean(-1), (1 - m.float()).mean(-1))
+    assert s.float().dtype == F32 and s.half().dtype == torch.float16 and s.type_as(e.x).dtype == F32
+    same(s.float().to(torch.bool).sum(-1), m.sum(-1))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+@pytest.mark.parametrize("metric", ["dot", "sqeuclidean"])
+def test_copies_hold_their_own_operands(duplicate: Any, metric: str) -> None:
+    x, y = torch.randn(4, 3), torch.randn(6, 3)
+    s = (tf.scores(x, y, metric=metric) + torch.randn(6)).visible(tf.mask.causal())
+    again = duplicate(s)
+    same(again.logsumexp(-1), s.logsumexp(-1))
+    same(duplicate(s.softmax(-1)) @ y, s.softmax(-1) @ y)
+    same(duplicate(tf.scores(x, y, metric=metric)).argmin(-1), tf.scores(x, y, metric=metric).argmin(-1))
+    s._operands[0].add_(1)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        duplicate(s)
+
+
+def test_printing_says_what_a_lazy_value_is() -> None:
+    s = tf.scores(torch.ones(2, 3), torch.ones(4, 3))
+    assert repr(s.softmax(-1)) == f"softmax({s!r}, dim=1)" and len(s.softmax(-1)) == 2
+    assert repr(tf.row_index() + 1) == "Index(add(row_index, 1))"
 
 
 def test_shape_and_type_are_those_of_the_matrix() -> None:

@@ -23,6 +23,10 @@ class FoldError(TilefoldError, NotImplementedError):
     """Something that can't be folded: it would need the whole [N, K] intermediate. The text says what to do instead."""
 
 
+class MissingError(FoldError, AttributeError):
+    """A method of tensors that lazy scores lack: `hasattr` answers no, and a call says what to do."""
+
+
 class GradientError(TilefoldError, RuntimeError):
     """A derivative that does not exist here: a second derivative, or forward mode."""
 

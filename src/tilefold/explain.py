@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import machine
-from .errors import OptionError
-from .errors import explain as error_text
 from .execute import backend, counts
 from .folds.fold import Fold
 from .machine import Counts, Estimate
 from .program import Program
 from .scores import Scores
-from .scores.api import assemble
+from .scores.api import assemble, check_folds
 from .scores.core import Normalized
 
 MIB = 2.0**20
@@ -73,9 +71,7 @@ def explain(s: Scores | Normalized, *every: Fold) -> Explanation:
     Raises:
         as `fold`; nothing is computed
     """
-    if not every:
-        raise OptionError(error_text("folds", "none", "at least one fold, such as tf.LogSumExp()"))
-    made = assemble(s.scores if isinstance(s, Normalized) else s, every)
+    made = assemble(s.scores if isinstance(s, Normalized) else s, check_folds(every))
     program = Program.parse(made.program)
     *batch, n, k = made.sizes
     sizes = (tuple(batch), n, k)

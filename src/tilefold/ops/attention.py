@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import OptionError, ShapeError, explain
 from ..folds import SoftmaxSum
 from ..scores import fold, mask, scores
+from ..scores.api import check_points
 from ..scores.core import autocast
 from ..scores.mask import ALIGNMENTS, Mask
 
@@ -74,6 +75,9 @@ def attention(
         ShapeError: for shapes, devices or data types that do not go together
         OptionError: for an unknown alignment, or causal=True with Sq != Sk
     """
+    check_points({"q": q, "k": k})
+    if not isinstance(v, Tensor):
+        raise TypeError(explain("v", type(v).__name__, "a tensor"))
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
             raise ShapeError(explain(name, f"shape {tuple(t.shape)}", "four dimensions, [B, H, S, D]"))
@@ -88,16 +92,21 @@ def attention(
     align = _alignment(causal, q.shape[2], k.shape[2])
     q, k, v = autocast(q), autocast(k), autocast(v)
     grouped = heads != kv_heads
-    per_head = _Heads(heads, kv_heads)
+    per_head = _Heads(heads, kv_heads, (q.shape[0], heads, q.shape[2], k.shape[2]))
     if grouped:
         q, k, v = q.reshape(q.shape[0], *per_head.groups, *q.shape[2:]), k.unsqueeze(2), v.unsqueeze(2)
     s = scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else per_head("scale", scale))
     s = s.softcap(softcap)
     if bias is not None:
+        if not isinstance(bias, Tensor) or not bias.is_floating_point():
+            was = f"a tensor of {bias.dtype}" if isinstance(bias, Tensor) else type(bias).__name__
+            raise ShapeError(explain("bias", was, "a floating-point tensor; `mask` takes booleans"))
         s = s + per_head("bias", bias)
     if causal:
         s = s.visible(masks.causal(align))
     if window is not None:
+        if not isinstance(window, (tuple, list)) or len(window) != 2:
+            raise OptionError(explain("window", repr(window), "(left, right), numbers of keys or None"))
         s = s.visible(masks.window(*window, align=align))
     if mask is not None:
         s = s.visible(per_head("mask", mask))
@@ -115,11 +124,11 @@ def _alignment(causal: Causal, queries: int, keys: int) -> str:
     if causal is True and queries != keys:
         was = f"True with Sq = {queries} and Sk = {keys}"
         raise OptionError(explain("causal", was, " or ".join(map(repr, ALIGNMENTS)) + ": the two differ when Sq != Sk"))
-    if isinstance(causal, str):
-        if causal not in ALIGNMENTS:
-            raise OptionError(explain("causal", repr(causal), "False, True, " + " or ".join(map(repr, ALIGNMENTS))))
-        return causal
-    return "top_left"
+    if isinstance(causal, bool):
+        return "top_left"
+    if causal not in ALIGNMENTS:
+        raise OptionError(explain("causal", repr(causal), "False, True, " + " or ".join(map(repr, ALIGNMENTS))))
+    return causal
 
 
 @dataclass(frozen=True)
@@ -128,10 +137,15 @@ class _Heads:
 
     heads: int
     kv_heads: int
+    shape: tuple[int, int, int, int]  # [B, H, Sq, Sk]
 
     def __call__(self, argument: str, m: Any) -> Any:
         match m:
             case Tensor():
+                fits = [a == 1 or a == b for a, b in zip(reversed(m.shape), reversed(self.shape))]
+                if m.dim() > 4 or not all(fits):
+                    may_be = f"a shape that broadcasts to [B, H, Sq, Sk] = {list(self.shape)}"
+                    raise ShapeError(explain(argument, f"shape {tuple(m.shape)}", may_be))
                 return self._split(argument, m, -3)
             case masks.Lengths():  # [B] and [B, S] serve every head
                 t = m.lengths
@@ -151,7 +165,7 @@ class _Heads:
     def _split(self, argument: str, t: Tensor, dim: int) -> Tensor:
         if t.dim() < -dim:
             return t
-        if t.shape[dim] not in (1, self.heads):
+        if t.shape[dim] != 1 and t.shape[dim] != self.heads:
             raise ShapeError(
                 explain(argument, f"shape {tuple(t.shape)}", f"{self.heads} heads (or 1) in dimension {dim}")
             )

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..errors import OptionError, ShapeError, explain
 from ..folds import Gather, LogSumExp, Sum
 from ..scores import col_index, fold, row_index, scores
+from ..scores.api import check_points
 
 KINDS = ("clip", "siglip")
 
@@ -34,6 +35,7 @@ def contrastive_loss(
     Raises:
         ShapeError, OptionError: naming the argument
     """
+    check_points({"a": a, "b": b}, 1)
     if a.dim() != 2 or a.shape != b.shape:
         raise ShapeError(explain("a, b", f"shapes {tuple(a.shape)} and {tuple(b.shape)}", "the same shape [N, D]"))
     if kind not in KINDS:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import LabelError, OptionError, ShapeError, explain
 from ..folds import Gather, LogSumExp, Sum
 from ..scores import Scores, fold, scores
+from ..scores.api import check_points
 from ..scores.debug import can_look_at
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -48,7 +49,10 @@ def linear_cross_entropy(
         ShapeError, OptionError; LabelError (an IndexError): a target that is no class, on the CPU or in debug mode. On
         a GPU such a row's loss is NaN.
     """
-    if input.dim() < 1 or linear_weight.dim() != 2:
+    check_points({"input": input, "linear_weight": linear_weight}, 1)
+    if not isinstance(target, Tensor):
+        raise TypeError(explain("target", type(target).__name__, "a tensor"))
+    if linear_weight.dim() != 2:
         was = f"shapes {tuple(input.shape)} and {tuple(linear_weight.shape)}"
         raise ShapeError(explain("input, linear_weight", was, "[.., D] and [V, D]"))
     soft = target.is_floating_point()

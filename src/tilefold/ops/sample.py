@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import OptionError, ShapeError, explain
 from ..folds import Sample
 from ..scores import fold, scores
+from ..scores.api import check_points
 from ..scores.debug import can_look_at
 
 
@@ -41,7 +42,8 @@ def sample(
     Raises:
         ShapeError, OptionError; IndexError for V = 0
     """
-    if input.dim() < 1 or linear_weight.dim() != 2:
+    check_points({"input": input, "linear_weight": linear_weight}, 1)
+    if linear_weight.dim() != 2:
         was = f"shapes {tuple(input.shape)} and {tuple(linear_weight.shape)}"
         raise ShapeError(explain("input, linear_weight", was, "[.., D] and [V, D]"))
     lead = input.shape[:-1]
@@ -72,6 +74,8 @@ def sample(
                 was = f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
                 raise ShapeError(explain(name, was, f"integers of shape {list(lead)} or one element"))
             return value.reshape(-1)
+        if value is not None and not isinstance(value, (int, float)):
+            raise TypeError(explain(name, type(value).__name__, "an int or a tensor of integers"))
         return value
 
     draw = Sample(per_row("seed", seed), per_row("stream", stream), per_row("position", position), temperature)  # type: ignore[arg-type]

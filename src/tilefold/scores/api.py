@@ -15,12 +15,13 @@ from ..execute.operator import type_names
 from ..folds.fold import Fold
 from ..folds.gradient import ROW_DOT
 from ..folds.lower import lowered
-from ..folds.topk import COMBINABLE_K, MAX_K
+from ..folds.topk import COMBINABLE_K, MAX_K, TopK
 from ..program import text
 from .core import Distances, Normalized, Scores, _same_device, autocast, broadcast, number
 from .debug import can_look_at
 
 METRICS = ("dot", "cosine", "sqeuclidean", "euclidean")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAX_COORDINATES = 16
 
 
@@ -37,18 +38,7 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
         ShapeError: for sizes D, devices or data types that do not go together
         OptionError: for an unknown metric
     """
-    for name, t in (("x", x), ("y", y)):
-        if not isinstance(t, Tensor):
-            raise TypeError(explain(name, type(t).__name__, "a tensor"))
-        if t.dim() < 2:
-            raise ShapeError(explain(name, f"shape {tuple(t.shape)}", "at least two dimensions, [.., N, D]"))
-        if not t.is_floating_point():
-            raise ShapeError(
-                explain(name, f"a tensor of {t.dtype}", "float16, bfloat16, float32 or float64; convert it first")
-            )
-    if x.shape[-1] != y.shape[-1]:
-        raise ShapeError(explain("x, y", f"D = {x.shape[-1]} and {y.shape[-1]}", "the same last size D"))
-    _same_device(x.device, y.device, "x, y")
+    check_points({"x": x, "y": y})
     if metric not in METRICS:
         raise OptionError(explain("metric", repr(metric), ", ".join(map(repr, METRICS))))
     batch = broadcast(x.shape[:-2], y.shape[:-2], "x, y")
@@ -62,6 +52,27 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
     return s if metric == "dot" else _METRIC[metric](s, x, y)
 
 
+def check_points(points: dict[str, Any], need: int = 2) -> None:
+    """What must hold of two sets of points, by the names that the caller gave them; `need`: dimensions at least."""
+    for name, t in points.items():
+        if not isinstance(t, Tensor):
+            raise TypeError(explain(name, type(t).__name__, "a tensor"))
+        if t.dim() < need:
+            may_be = "at least two dimensions, [.., N, D]" if need == 2 else "at least one dimension, [.., D]"
+            raise ShapeError(explain(name, f"shape {tuple(t.shape)}", may_be))
+        if t.dtype not in DTYPES:
+            raise ShapeError(
+                explain(name, f"a tensor of {t.dtype}", "float16, bfloat16, float32 or float64; convert it first")
+            )
+        if t.layout != torch.strided:
+            raise ShapeError(explain(name, f"a tensor of layout {t.layout}", "a dense tensor; see Tensor.to_dense"))
+    x, y = points.values()
+    if x.shape[-1] != y.shape[-1]:
+        raise ShapeError(explain(", ".join(points), f"D = {x.shape[-1]} and {y.shape[-1]}", "the same last size D"))
+    if x.device != y.device:
+        raise ShapeError(explain(", ".join(points), f"devices {x.device} and {y.device}", "operands on one device"))
+
+
 def _wide(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
@@ -72,12 +83,13 @@ def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     The point lies on a grid as coarse as the data's spread: integers stay integers. bfloat16 is left alone: its own
     rounding is already coarser than the float32 cancellation.
     """
-    if x.dtype == torch.bfloat16 or y.dtype == torch.bfloat16 or y.shape[-2] == 0:
+    if x.dtype == torch.bfloat16 or y.dtype == torch.bfloat16 or 0 in y.shape[-2:]:
         return x, y
     with torch.no_grad():
         wide = _wide(y)
-        mean = wide.mean(-2, keepdim=True)
-        spread = (wide - mean).abs().amax((-2, -1), keepdim=True)
+        wide = torch.where(wide.isfinite(), wide, float("nan"))  # padding and outliers at infinity do not count
+        mean = wide.nanmean(-2, keepdim=True)
+        spread = (wide - mean).abs().nan_to_num(0.0).amax((-2, -1), keepdim=True)
         grid = torch.exp2(torch.floor(torch.log2(spread.clamp(min=torch.finfo(wide.dtype).tiny))))
         point = (mean / grid).round() * grid
         # the same number for both sides, whatever their types
@@ -214,20 +226,11 @@ def outer(fn: Callable[[Any, Any], Any], rows: Tensor, columns: Tensor) -> Score
     Raises:
         ShapeError: for sizes or devices that do not go together; OptionError: for D > 16.
     """
-    for name, t in (("rows", rows), ("columns", columns)):
-        if t.dim() < 2 or not t.is_floating_point():
-            raise ShapeError(
-                explain(name, f"{t.dtype} of shape {tuple(t.shape)}", "a floating-point tensor [.., N, D]")
-            )
-    if rows.shape[-1] != columns.shape[-1]:
-        raise ShapeError(
-            explain("rows, columns", f"D = {rows.shape[-1]} and {columns.shape[-1]}", "the same last size D")
-        )
+    check_points({"rows": rows, "columns": columns})
     if not 1 <= rows.shape[-1] <= MAX_COORDINATES:
         raise OptionError(
             explain("D", str(rows.shape[-1]), f"1 to {MAX_COORDINATES} coordinates; use tf.scores for more")
         )
-    _same_device(rows.device, columns.device, "rows, columns")
     batch = broadcast(rows.shape[:-2], columns.shape[:-2], "rows, columns")
     dtype = torch.promote_types(rows.dtype, columns.dtype)
     n, k = rows.shape[-2], columns.shape[-2]
@@ -260,12 +263,7 @@ def fold(s: Any, *args: Fold, **named: Fold) -> Any:
         RuntimeError: an operand was changed in place after the scores were made
         FoldError: the folds can't be combined in one pass
     """
-    if not args and not named:
-        raise OptionError(explain("folds", "none", "at least one fold, such as tf.LogSumExp()"))
-    every = (*args, *named.values())
-    for f in every:
-        if not isinstance(f, Fold):
-            raise OptionError(explain("fold", type(f).__name__, "a fold, such as tf.LogSumExp() (an instance)"))
+    every = check_folds((*args, *named.values()))
     if isinstance(s, (list, tuple)):
         from .merge import fold_shards
 
@@ -273,6 +271,17 @@ def fold(s: Any, *args: Fold, **named: Fold) -> Any:
     else:
         results = run(s.scores if isinstance(s, Normalized) else s, every)
     return _public(every, results, len(args), tuple(named))
+
+
+def check_folds(every: tuple[Any, ...]) -> tuple[Fold, ...]:
+    """At least one fold, and nothing else."""
+    if not every:
+        raise OptionError(explain("folds", "none", "at least one fold, such as tf.LogSumExp()"))
+    for f in every:
+        if not isinstance(f, Fold):
+            was = f"the class {f.__name__}" if isinstance(f, type) else type(f).__name__
+            raise OptionError(explain("fold", was, "a fold, such as tf.LogSumExp() (an instance)"))
+    return every
 
 
 def _public(
@@ -302,9 +311,9 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
         raise TypeError(explain("s", type(s).__name__, "scores, made by tf.scores"))
     s._check_unchanged()
     for f in every:
-        k = getattr(f, "k", None)
-        if k is not None and f.name in ("topk", "bottomk"):
-            if not isinstance(k, int):
+        if isinstance(f, TopK):
+            k = f.k
+            if not isinstance(k, int) or isinstance(k, bool):
                 raise OptionError(explain("k", f"{k!r}, a {type(k).__name__}", "an int"))
             if not 1 <= k <= MAX_K:
                 raise OptionError(explain("k", str(k), f"1 to {MAX_K}"))
@@ -323,9 +332,11 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
                 raise OptionError(explain("payload", "None", f"a tensor [.., K, Dv] for {f.name}"))
         else:
             v = f.payload
+            if not isinstance(v, Tensor):
+                raise TypeError(explain("payload", type(v).__name__, "a tensor [.., K, Dv]"))
             if v.dim() < 2 or v.shape[-2] != s._k:
                 raise ShapeError(explain("payload", f"shape {tuple(v.shape)}", f"[.., K, Dv] with K = {s._k}"))
-            if not v.is_floating_point():
+            if v.dtype not in DTYPES:
                 raise ShapeError(explain("payload", f"a tensor of {v.dtype}", "a floating-point tensor"))
             _same_device(s.device, v.device, "payload")
         if f.name == "gather":
@@ -422,6 +433,6 @@ def stream(
     """
     from .merge import fold_stream
 
-    every = (*args, *named.values())
+    every = check_folds((*args, *named.values()))
     results = fold_stream(x, chunks, every, metric, transform)
     return _public(every, results, len(args), tuple(named))

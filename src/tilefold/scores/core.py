@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import folds
-from ..errors import FoldError, OptionError, ShapeError, explain
+from ..errors import FoldError, MissingError, OptionError, ShapeError, explain
 from ..program import text
 from . import mask as masks
 from .debug import can_look_at
@@ -173,6 +173,9 @@ class Pointwise:
     def isinf(self) -> Any:
         return self._apply("isinf")
 
+    def isfinite(self) -> Any:
+        return self.isnan().logical_or(self.isinf()).logical_not()
+
     def silu(self) -> Any:
         return self.mul(self.sigmoid())
 
@@ -201,6 +204,12 @@ class Pointwise:
             out = out.gt(max).where_else(max, out)
         return out
 
+    def clamp_min(self, min: Any) -> Any:
+        return self.clamp(min=min)
+
+    def clamp_max(self, max: Any) -> Any:
+        return self.clamp(max=max)
+
     def where(self, condition: Any, other: Any) -> Any:
         """self where the condition holds, other elsewhere."""
         return self._apply("where", condition, other, at=1)
@@ -211,6 +220,16 @@ class Pointwise:
 
     def masked_fill(self, mask: Any, value: Any) -> Any:
         return self._apply("where", mask, value, at=2)
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise FoldError(f"bool({self!r}): one answer for all pairs was asked for; use torch.where, or {TOO_MANY}")
+
+    # torch's other names
+    clip, negative, absolute = clamp, neg, abs
+    subtract, multiply, divide, true_divide = sub, mul, div, div
 
     __add__ = __radd__ = add
     __mul__ = __rmul__ = mul
@@ -231,6 +250,9 @@ class Index(Pointwise):
 
     def __init__(self, expr: str) -> None:
         self._expr = expr
+
+    def __repr__(self) -> str:
+        return f"Index({text.parse(self._expr)})"
 
     def _apply(self, name: str, *others: Any, at: int = 0) -> Any:
         full = [*others[:at], self, *others[at:]]
@@ -271,7 +293,7 @@ def number(value: Any) -> str:
         return text.number(value, "int")
     if isinstance(value, float):
         return text.number(value, "float")
-    if hasattr(value, "item") and not isinstance(value, Tensor):  # a numpy scalar
+    if getattr(value, "size", None) == 1 and not isinstance(value, Tensor):  # a numpy scalar
         return number(value.item())
     raise TypeError(explain("operand", type(value).__name__, "a number, a tensor, or scores"))
 
@@ -354,14 +376,17 @@ class Scores(Pointwise):
     def __repr__(self) -> str:
         return f"Scores(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device}, {text.parse(self._expr)})"
 
-    def __bool__(self) -> bool:
-        raise FoldError(f"bool(scores): got lazy scores of shape {tuple(self.shape)}; expected one number; {TOO_MANY}")
-
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise FoldError(f"numpy.asarray(scores): lazy scores have no memory; {TOO_MANY}")
 
     def __iter__(self) -> Any:
         raise FoldError(f"iter(scores): lazy scores can't be iterated; slice the operands, or {TOO_MANY}")
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles hold their operands as these are now."""
+        self._check_unchanged()
+        fields = (self._operands, self._kinds, self._expr, self._mask, self._batch, self._n, self._k, self._dtype)
+        return Scores, fields
 
     @classmethod
     def __torch_function__(
@@ -375,7 +400,7 @@ class Scores(Pointwise):
         if name.startswith("__"):
             raise AttributeError(name)
         if hasattr(Tensor, name):
-            raise FoldError(f"scores.{name}: can't be done tile by tile; reduce the scores first, or {TOO_MANY}")
+            raise MissingError(f"scores.{name}: lazy scores do not have it; reduce the scores first, or {TOO_MANY}")
         raise AttributeError(f"Scores has no attribute {name!r}")
 
     # ---- putting scores together -------------------------------------------------------------------------------------
@@ -454,7 +479,8 @@ class Scores(Pointwise):
             raise ShapeError(explain(argument, f"a tensor of {t.dtype}", "real numbers"))
         shaped = t.reshape((1,) * (2 - t.dim()) + tuple(t.shape)) if t.dim() < 2 else t
         rows, cols = shaped.shape[-2], shaped.shape[-1]
-        if (rows not in (1, self._n)) or (cols not in (1, self._k)):
+        # `!=` and not `in`: torch.compile guards a symbolic size only where it is compared
+        if (rows != 1 and rows != self._n) or (cols != 1 and cols != self._k):
             raise ShapeError(
                 explain(
                     argument, f"shape {tuple(t.shape)}", f"a shape that broadcasts to the scores' {tuple(self.shape)}"
@@ -508,6 +534,8 @@ class Scores(Pointwise):
 
     def visible_rows(self, which: Tensor) -> Scores:
         """The scores with no column visible to rows [.., N] where `which` is False; tiles of such rows cost nothing."""
+        if which.dtype != torch.bool:
+            raise ShapeError(explain("which", f"a tensor of {which.dtype}", "torch.bool, True where a row counts"))
         s, e = self._row_data(which, "which")
         hi = text.apply("where", e, text.size("col"), text.number(0, "int"))
         made = ("row", None, hi, None, (0, 0), None)
@@ -602,7 +630,12 @@ class Scores(Pointwise):
             explain("transpose", f"dims {dim0}, {dim1}", f"the last two; transpose the operands, or {TOO_MANY}")
         )
 
+    def t(self) -> Scores:
+        return self.T
+
     def _dim(self, dim: int) -> int:
+        if not isinstance(dim, int):
+            raise TypeError(explain("dim", f"{dim!r}, a {type(dim).__name__}", "an int"))
         if not -self.dim() <= dim < self.dim():
             raise IndexError(explain("dim", str(dim), f"{-self.dim()} to {self.dim() - 1}"))
         return dim % self.dim()
@@ -617,10 +650,20 @@ class Scores(Pointwise):
                 dtype = a.dtype
             elif isinstance(a, (str, torch.device)) and torch.device(a) != self.device:
                 raise FoldError(explain("scores.to", str(a), f"the operands' device {self.device}; move the operands"))
-        return self if dtype is None else self._with(dtype=dtype)
+        if dtype is None or dtype == self.dtype:
+            return self
+        if dtype == torch.bool:
+            made: Scores = self.ne(0)
+            return made
+        if not dtype.is_floating_point:
+            raise FoldError(explain("scores.to", str(dtype), f"a floating-point type or torch.bool; or {TOO_MANY}"))
+        return self._with(dtype=dtype, expr=text.apply("float", self._expr))
 
     def type(self, dtype: torch.dtype) -> Scores:
         return self.to(dtype)
+
+    def type_as(self, other: Tensor) -> Scores:
+        return self.to(other.dtype)
 
     def float(self) -> Scores:
         return self.to(torch.float32)
@@ -663,7 +706,7 @@ class Scores(Pointwise):
 
         return unsqueeze(self, dim)
 
-    def squeeze(self, dim: int) -> Scores:
+    def squeeze(self, dim: int | None = None) -> Scores:
         from .views import squeeze
 
         return squeeze(self, dim)
@@ -734,6 +777,13 @@ class Scores(Pointwise):
         out: Tensor = self._reduce(make, dim, keepdim, "sum", lambda t: t.sum(-1))
         return out if dtype is None else out.to(dtype)
 
+    def any(self, dim: Any = None, keepdim: bool = False) -> Tensor:
+        out: Tensor = self._reduce(folds.Count, dim, keepdim, "any", lambda t: t.sum(-1)) > 0
+        return out
+
+    def all(self, dim: Any = None, keepdim: bool = False) -> Tensor:
+        return ~self.logical_not().any(dim, keepdim)  # type: ignore[no-any-return]
+
     def count_nonzero(self, dim: Any = None) -> Tensor:
         out: Tensor = self._reduce(folds.Count, dim, False, "count_nonzero", lambda t: t.sum(-1))
         return out
@@ -749,14 +799,14 @@ class Scores(Pointwise):
         return out if dtype is None else out.to(dtype)
 
     def var(
-        self, dim: Any = -1, unbiased: bool = True, keepdim: bool = False, *, correction: Number | None = None
+        self, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Number | None = None
     ) -> Tensor:
         c = (1 if unbiased else 0) if correction is None else correction
         out: Tensor = self._reduce(lambda: folds.Variance(correction=c), dim, keepdim, "var")
         return out
 
     def std(
-        self, dim: Any = -1, unbiased: bool = True, keepdim: bool = False, *, correction: Number | None = None
+        self, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Number | None = None
     ) -> Tensor:
         return self.var(dim, unbiased, keepdim, correction=correction).sqrt()
 
@@ -834,9 +884,11 @@ class Scores(Pointwise):
         """s @ other [.., K, Dv], or a vector [K]."""
         return self._times(other, lambda v: folds.WeightedSum(v))
 
-    def _times(self, other: Tensor, make: Callable[[Tensor], folds.Fold]) -> Tensor:
+    def _times(self, other: Any, make: Callable[[Tensor], folds.Fold]) -> Tensor:
         from .api import fold
 
+        if isinstance(other, (Scores, Normalized)):
+            raise FoldError(f"matmul(scores, scores): one of them has to be a tensor; {TOO_MANY}")
         if not isinstance(other, Tensor):
             raise TypeError(explain("matmul(scores, other)", type(other).__name__, "a tensor [.., K, Dv]"))
         other = autocast(other)
@@ -846,7 +898,7 @@ class Scores(Pointwise):
         out = fold(self, make(other))
         return out
 
-    __matmul__ = matmul
+    mm = mv = bmm = __matmul__ = matmul
 
     def __rmatmul__(self, other: Tensor) -> Tensor:
         # x @ s = (s^T @ x^T)^T
@@ -926,6 +978,12 @@ class Normalized(Pointwise):
     def device(self) -> torch.device:
         return self.source.device
 
+    def __repr__(self) -> str:
+        return f"{'log_softmax' if self.is_log else 'softmax'}({self.source}, dim={self.dim_})"
+
+    def __len__(self) -> int:
+        return len(self.source)
+
     def size(self, dim: int | None = None) -> Any:
         return self.source.size(dim)
 
@@ -962,7 +1020,8 @@ class Normalized(Pointwise):
         return self.mT
 
     def gather(self, dim: int, index: Tensor) -> Tensor:
-        if not (self.source._dim(dim) == self.dim_ and self.is_log and self.along_columns):
+        one_pass = self.source._dim(dim) == self.dim_ and self.is_log and self.along_columns
+        if not one_pass or index.shape[:-1] != self.shape[:-1]:
             return self.scores.gather(dim, index)
         from .api import fold
 

@@ -6,6 +6,7 @@ Use them with `Scores.visible(mask, ...)`. A boolean tensor (True = visible) als
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -63,6 +64,13 @@ def _aligned(align: str, argument: str = "align") -> str:
     return align
 
 
+def _integers(argument: str, t: Any) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(explain(argument, type(t).__name__, "a tensor of integers"))
+    if t.is_floating_point() or t.is_complex():
+        raise ShapeError(explain(argument, f"a tensor of {t.dtype}", "a tensor of integers"))
+
+
 def causal(align: str = "top_left") -> Causal:
     """A causal mask: row i sees columns j <= i + offset.
 
@@ -85,8 +93,8 @@ def window(left: int | None, right: int | None, *, align: str = "top_left") -> W
         OptionError: for a negative width or another align.
     """
     for name, width in (("left", left), ("right", right)):
-        if width is not None and width < 0:
-            raise OptionError(explain(name, str(width), "a number of columns >= 0, or None for no bound"))
+        if width is not None and (not isinstance(width, int) or width < 0):
+            raise OptionError(explain(name, repr(width), "a number of columns >= 0, or None for no bound"))
     return Window(left, right, _aligned(align))
 
 
@@ -98,8 +106,7 @@ def lengths(lengths: Tensor) -> Lengths:
     Raises:
         ShapeError: for a tensor that is not of integers.
     """
-    if lengths.is_floating_point():
-        raise ShapeError(explain("lengths", f"a tensor of {lengths.dtype}", "a tensor of integers"))
+    _integers("lengths", lengths)
     return Lengths(lengths)
 
 
@@ -113,9 +120,8 @@ def segments(rows: Tensor, cols: Tensor | None = None) -> Segments:
         ShapeError: for tensors that are not of integers.
     """
     cols = rows if cols is None else cols
-    for name, t in (("rows", rows), ("cols", cols)):
-        if t.is_floating_point():
-            raise ShapeError(explain(name, f"a tensor of {t.dtype}", "a tensor of integers"))
+    _integers("rows", rows)
+    _integers("cols", cols)
     return Segments(rows, cols)
 
 
@@ -128,7 +134,7 @@ def blocks(table: Tensor, size: tuple[int, int]) -> Blocks:
     Raises:
         OptionError: for a size below 1.
     """
-    if min(size) < 1:
+    if not isinstance(size, (tuple, list)) or len(size) != 2 or min(size) < 1:
         raise OptionError(explain("size", str(size), "two numbers >= 1"))
     return Blocks(table, (int(size[0]), int(size[1])))
 

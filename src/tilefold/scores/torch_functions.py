@@ -15,8 +15,9 @@ from .core import TOO_MANY, Normalized, Pointwise, Scores
 # functions whose first argument is the scores and whose other arguments are the method's
 _METHODS = (
     "exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal square abs neg sign tanh sigmoid relu erf sin cos isnan isinf "
-    "silu softplus logsigmoid gelu clamp logsumexp sum mean var std amax amin max min argmax argmin topk gather "
-    "softmax log_softmax count_nonzero masked_fill transpose flatten reshape unsqueeze squeeze clone detach logical_not"
+    "silu softplus logsigmoid gelu clamp logsumexp sum mean var std amax amin argmax argmin topk gather "
+    "softmax log_softmax count_nonzero transpose flatten reshape unsqueeze squeeze clone detach logical_not "
+    "clip clamp_min clamp_max negative absolute isfinite any all t"
 ).split()
 _BINARY = {
     "add": "add", "sub": "sub", "subtract": "sub", "mul": "mul", "multiply": "mul", "div": "div", "divide": "div",
@@ -34,13 +35,18 @@ _REFLECTED = {
 
 
 def _method(name: str) -> Callable[..., Any]:
-    def call(s: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args:
+            args = (kwargs.pop("input"),)
+        s, args = args[0], args[1:]
+        if not isinstance(s, Pointwise):
+            raise FoldError(f"torch.{name}: lazy scores have to be its first argument; {TOO_MANY}")
         for gone in ("_stacklevel", "inplace"):
             kwargs.pop(gone, None)
         if kwargs.get("out") is not None:
             raise FoldError(explain(f"torch.{name}(out=)", "a tensor", "no out; the result is a new tensor"))
         if name in ("softmax", "log_softmax") and len(args) > 1:
-            args = (args[0],)  # F.softmax's third positional argument is a stack level
+            args = args[:1]  # F.softmax's third positional argument is a stack level
         return getattr(s, name)(*args, **kwargs)
 
     return call
@@ -63,6 +69,21 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(a, Pointwise):
         return a._apply("where", condition, b, at=1)
     return b._apply("where", condition, a, at=2)
+
+
+def _masked_fill(t: Any, mask: Any, value: Any) -> Any:
+    return t.masked_fill(mask, value) if isinstance(t, Pointwise) else mask.where_else(value, t)
+
+
+def _extreme(name: str) -> Callable[..., Any]:
+    """torch.max and torch.min: of scores along an axis, or of two arguments."""
+    of_scores, of_two = _method(name), _binary({"max": "maximum", "min": "minimum"}[name])
+    return lambda *args, **kwargs: (of_two if isinstance(args[0], Tensor) else of_scores)(*args, **kwargs)
+
+
+def _linear(s: Any, weight: Any, bias: Tensor | None = None) -> Tensor:
+    out: Tensor = _matmul(s, weight.mT)
+    return out if bias is None else out + bias
 
 
 def _matmul(a: Any, b: Any, *, out: None = None) -> Any:
@@ -136,6 +157,8 @@ def _einsum(equation: str, *operands: Any) -> Tensor:
         operands = tuple(operands[0])
     inputs, _, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
+    if "->" not in equation:
+        output = "".join(sorted(c for c in {*inputs} - {","} if inputs.count(c) == 1))
     problem = explain(
         "einsum", repr(equation), "scores [.., n, k] and one tensor, contracted over k or n; or " + TOO_MANY
     )
@@ -146,30 +169,31 @@ def _einsum(equation: str, *operands: Any) -> Tensor:
     if n in v_term and k not in v_term and k in output:
         s, n, k = s.mT, k, n
     free = [c for c in v_term if c not in s_term]
-    wrong = len(set(s_term)) != len(s_term) or len(set(v_term)) != len(v_term)
-    if wrong or k not in v_term or n in v_term or k in output or len(free) != 1 or set(output) != {*batch, n, *free}:
+    wrong = len(set(s_term)) != len(s_term) or len(set(v_term)) != len(v_term) or len(set(output)) != len(output)
+    if wrong or k not in v_term or n in v_term or k in output or len(free) > 1 or set(output) != {*batch, n, *free}:
         raise FoldError(problem)
     order = [v_term.index(c) for c in (*(c for c in batch if c in v_term), k, *free)]
     v = v.permute(order)
     for i, c in enumerate(batch):
         if c not in v_term:
             v = v.unsqueeze(i)
-    made: Tensor = s.matmul(v)
+    made: Tensor = s.matmul(v) if free else s.matmul(v.unsqueeze(-1)).squeeze(-1)
     have = [*batch, n, *free]
     return made.permute([have.index(c) for c in output])
-
-
-def _bmm(a: Any, b: Any) -> Any:
-    return _matmul(a, b)
 
 
 HANDLERS: dict[str, Callable[..., Any]] = {
     **{name: _method(name) for name in _METHODS},
     **{name: _binary(method) for name, method in _BINARY.items()},
     "where": _where,
+    "masked_fill": _masked_fill,
+    "max": _extreme("max"),
+    "min": _extreme("min"),
+    "linear": _linear,
     "matmul": _matmul,
     "mm": _matmul,
-    "bmm": _bmm,
+    "mv": _matmul,
+    "bmm": _matmul,
     "einsum": _einsum,
     "dropout": _dropout,
     "cross_entropy": _cross_entropy,
@@ -193,6 +217,7 @@ def _by_function() -> dict[Any, Callable[..., Any]]:
                 fn = getattr(home, spelling, None)
                 if callable(fn):
                     found[fn] = handler
+    found[torch.Tensor.where] = lambda a, condition, b: _where(condition, a, b)
     for name in ("sub", "div", "pow", "matmul"):
         found[getattr(torch.Tensor, f"__r{name}__")] = _swapped(HANDLERS[name])
     return found
@@ -228,4 +253,4 @@ def dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return BY_NAME[name](*args, **kwargs)
     if func in BY_FUNCTION:
         return BY_FUNCTION[func](*args, **kwargs)
-    raise FoldError(f"torch.{name}: can't be done on lazy scores tile by tile; reduce the scores first, or {TOO_MANY}")
+    raise FoldError(f"torch.{name}: not a function of lazy scores; reduce the scores first, or {TOO_MANY}")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import FoldError, ShapeError, explain
+from ..errors import FoldError, LabelError, ShapeError, explain
 from ..program import text
 from .core import TOO_MANY, Scores, map_texts
+from .debug import can_look_at
 
 _OF_ROWS, _OF_COLS = ("rows", "row", "tile"), ("cols", "col", "tile")
 
@@ -32,7 +33,7 @@ def _no_blocks(s: Scores, what: str) -> None:
 def getitem(s: Scores, key: Any) -> Any:
     """A view of the scores; two index tensors pick single scores, as they do from a tensor."""
     key = key if isinstance(key, tuple) else (key,)
-    if key.count(None):
+    if any(k is None for k in key):
         raise FoldError(f"scores[None]: use scores.unsqueeze(dim) on a batch axis, or {TOO_MANY}")
     if any(k is Ellipsis for k in key):
         at = next(i for i, k in enumerate(key) if k is Ellipsis)
@@ -59,8 +60,7 @@ def _pairs(s: Scores, lead: list[Any], row: Tensor, col: Tensor) -> Tensor:
         )
     row, col = torch.broadcast_tensors(row, col)
     at = torch.where(col < 0, col + s._k, col).reshape(-1, 1)
-    rows = torch.where(row < 0, row + s._n, row).reshape(-1)
-    return _select(s, "row", rows, s._n).gather(-1, at).reshape(row.shape)
+    return _select(s, "row", row.reshape(-1), s._n).gather(-1, at).reshape(row.shape)
 
 
 def _take(s: Scores, axis: str, part: Any) -> Scores:
@@ -91,12 +91,18 @@ def _take(s: Scores, axis: str, part: Any) -> Scores:
             explain(
                 "scores[...]",
                 f"the integer {part} on the {axis} axis",
-                f"a slice: scores[..., {part}:{part + 1}, :] keeps the axis",
+                f"a slice: scores[{_keeping(axis, part)}] keeps the axis",
             )
         )
     raise FoldError(
         explain("scores[...]", type(part).__name__, f"slices and 1-D index or boolean tensors; or {TOO_MANY}")
     )
+
+
+def _keeping(axis: str, i: int) -> str:
+    """The slice of one row or column, as it is written."""
+    one = f"{i}:" if i == -1 else f"{i}:{i + 1}"
+    return f"..., {one}, :" if axis == "row" else f"..., {one}"
 
 
 def _pointwise_along(s: Scores, axis: str) -> Scores:
@@ -116,6 +122,13 @@ def _select(s: Scores, axis: str, index: Tensor, length: int) -> Scores:
         if index.shape[0] != length:
             raise IndexError(explain("scores[mask]", f"a mask of {index.shape[0]}", f"{length}, the number of {axis}s"))
         index = index.nonzero().squeeze(-1)
+    elif can_look_at(index) and index.numel():
+        low, high = (int(v) for v in index.aminmax())
+        if low < -length or high >= length:
+            raise LabelError(
+                explain(f"scores[index] ({axis}s)", f"values from {low} to {high}", f"{-length} to {length - 1}")
+            )
+    index = torch.where(index < 0, index + length, index)
     _no_blocks(s, "scores[...]")
     operands, kinds = [], list(s._kinds)
     for t, kind in zip(s._operands, s._kinds, strict=True):
@@ -248,7 +261,11 @@ def unsqueeze(s: Scores, dim: int) -> Scores:
     return _reshape_batch(s, (*s._batch[:at], 1, *s._batch[at:]))
 
 
-def squeeze(s: Scores, dim: int) -> Scores:
+def squeeze(s: Scores, dim: int | None) -> Scores:
+    if dim is None:
+        if 1 in (s._n, s._k):
+            raise FoldError(explain("squeeze", f"shape {tuple(s.shape)}", f"dim=, a batch axis; or {TOO_MANY}"))
+        return _reshape_batch(s, tuple(n for n in s._batch if n != 1))
     at = s._dim(dim)
     if s.shape[at] != 1:
         return s
