@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import folds
 from ..program import Const, Data, Expr, Index, Leaf, Mask, Op, Program, Size, walk
 
-# pointwise functions; those with out=True may write over a dying argument
+# pointwise functions; those with True may write over a dying argument
 TORCH: dict[str, tuple[Callable[..., Tensor], bool]] = {
     **{
         name: (getattr(torch, torch_name), True)
@@ -46,13 +46,18 @@ TORCH: dict[str, tuple[Callable[..., Tensor], bool]] = {
 
 @dataclass(frozen=True)
 class _Step:
-    """One node: `fn` of the slots `args`, into slot `out`; `reuse` is the argument whose tile may be overwritten."""
+    """One node: `fn` of the slots `args`, into slot `out`; `reuse` is the argument whose tile may be overwritten.
+
+    over    `fn` as the method of its first argument that overwrites it, if that is the one; much less host time than
+            out=
+    """
 
     node: Expr
     out: int
     fn: Callable[..., Any] | None
     args: tuple[int, ...]
     reuse: int | None
+    over: Callable[..., Any] | None
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,10 @@ def _plan(text: str) -> _Plan:
             fn, has_out = TORCH[node.name]
             if has_out and temporary(i):
                 reuse = next((a for a in args if temporary(a) and last[a] == i and a not in roots), None)
-        groups[node.varies].append(_Step(node, i, fn, args, reuse))
+        over = None
+        if reuse is not None and reuse == args[0] and fn is not None:
+            over = getattr(Tensor, f"{fn.__name__}_", None)
+        groups[node.varies].append(_Step(node, i, fn, args, reuse, over))
     owned = tuple(temporary(r) and r not in last and r not in roots[j + 1 :] for j, r in enumerate(roots))
     at: Callable[[Expr | None], int | None] = lambda e: None if e is None else slot[e]
     return _Plan(
@@ -256,7 +264,6 @@ def run(
     n: int,
     k: int,
     payload_dtypes: Sequence[torch.dtype],
-    init: Sequence[Sequence[Tensor]] | None = None,
 ) -> list[Tensor]:
     """The results of all outputs, in order.
 
@@ -266,15 +273,16 @@ def run(
         payload_dtypes: per output the type of its payload or tile result; the others are float32, float64 or int64
     """
     plan = _plan(program.text)
-    device = operands[0].device
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
-    empty = math.prod(batch) * n * k == 0
+    count = math.prod(batch)
+    empty = count * n * k == 0
     bn, bk = tiles(n, k, wide.itemsize, CACHE)
     per_box = max(1, CACHE // (2 * wide.itemsize) // (bn * bk)) if bn == n and bk == k and not empty else 1
-    if plan.plain and bn == n and not empty and math.prod(batch) <= per_box:
+    if plan.plain and bn == n and not empty and count <= per_box:
         # one tile of rows: its results are the results
         box = _Box(operands, (0,) * len(batch), batch)
         return _run_box(plan, box, n, k, bn, bk, wide, payload_dtypes)
+    device = operands[0].device
     results = [
         _allocate(o, f, operands, batch, n, k, wide, d, device)
         for o, f, d in zip(program.outputs, plan.folds, payload_dtypes, strict=True)
@@ -454,9 +462,7 @@ def _as_tensor(value: Any, here: _Context) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=here.device).reshape(1, 1)
 
 
-def _seen(
-    mask: Mask, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None
-) -> Tensor | None:
+def _seen(mask: Mask, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None) -> Tensor | None:
     """The boolean tile of visible scores, or None where all are."""
     tests = []
     if how == "some":
@@ -511,9 +517,7 @@ def _fold_tile(
         else:
             cols, seen_by_fold = here.columns if fold.sees_columns else _NOTHING, seen if fold.sees_mask else None
             first = states[j] is None
-            made = (
-                fold.lift(s, cols, seen_by_fold, own) if first else fold.step(states[j], s, cols, seen_by_fold, own)
-            )
+            made = fold.lift(s, cols, seen_by_fold, own) if first else fold.step(states[j], s, cols, seen_by_fold, own)
             if o.payload is None:
                 states[j] = made
                 continue
@@ -564,6 +568,11 @@ def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc:
         tail.copy_(box.over_batch(value))
 
 
+@functools.lru_cache(maxsize=256)
+def _numbers(start: int, stop: int, device: torch.device) -> Tensor:
+    return torch.arange(start, stop, device=device)
+
+
 class _Context:
     """Where the pass stands: a box, rows n0..n1, columns k0..k1 (at first all); and the operands' parts there."""
 
@@ -592,14 +601,14 @@ class _Context:
     def rows(self) -> Tensor:
         """[BN, 1] the rows' numbers."""
         if self._rows is None:
-            self._rows = torch.arange(self.n0, self.n1, device=self.device).unsqueeze(-1)
+            self._rows = _numbers(self.n0, self.n1, self.device).unsqueeze(-1)
         return self._rows
 
     @property
     def columns(self) -> Tensor:
         """[BK] the columns' numbers."""
         if self._cols is None:
-            self._cols = torch.arange(self.k0, self.k1, device=self.device)
+            self._cols = _numbers(self.k0, self.k1, self.device)
         return self._cols
 
     def operand(self, i: int, kind: str) -> Tensor:
@@ -652,7 +661,8 @@ def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> No
                     if target.shape[:-2] == here.box.lead or all(
                         a.shape[0] == 1 for a in args if isinstance(a, Tensor) and a.dim() == 3
                     ):
-                        values[step.out] = step.fn(*_tensors(node, args, here), out=target)
+                        args = _tensors(node, args, here)
+                        values[step.out] = step.fn(*args, out=target) if step.over is None else step.over(*args)
                         continue
                 values[step.out] = step.fn(*_tensors(node, args, here))
             case Leaf():
@@ -678,6 +688,8 @@ def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
         fixed[0], Tensor
     )
     if not needs:
+        if node.name in ("add", "sub", "mul", "div") and isinstance(fixed[1], float) and fixed[0].dtype == here.wide:
+            fixed[1] = _constant(fixed[1], here.wide)
         return fixed
     return [
         a
@@ -685,6 +697,12 @@ def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
         else torch.tensor(a, device=here.device, dtype=here.wide if isinstance(a, float) else None)
         for a in fixed
     ]
+
+
+@functools.lru_cache(maxsize=256)
+def _constant(value: float, dtype: torch.dtype) -> Tensor:
+    """A number as torch takes it fastest, on every device: a Python number costs a tensor at each call."""
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def _special(node: Op, args: list[Any], here: _Context) -> Any:

@@ -48,12 +48,12 @@ class Cost:
 
 def finite(x: Tensor) -> Tensor:
     """x, with 0 in the place of an infinity; NaN stays."""
-    return torch.nan_to_num(x, math.nan, 0.0, 0.0)
+    return x.nan_to_num(math.nan, 0.0, 0.0)
 
 
 def seen(lse: Tensor) -> Tensor:
     """A log-sum-exp, with 0 where no column is visible: exp(s - seen(lse)) is the softmax, NaN at +inf as in torch."""
-    return torch.nan_to_num(lse, math.nan, math.inf, 0.0)
+    return lse.nan_to_num(math.nan, math.inf, 0.0)
 
 
 class Fold(ABC):
@@ -124,7 +124,7 @@ class Fold(ABC):
         """
 
     def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:
-        """The state of a row's first tile, as `step` from `init` gives it; with a payload (state, None, P)."""
+        """The state of a row's first tile: what `step` gives from `init`, where alpha has nothing to scale."""
         return self.step(self.init(s.shape[:-1], s.dtype, s.device), s, cols, visible, own)
 
     @abstractmethod
@@ -203,7 +203,7 @@ def registered() -> dict[str, type[Fold]]:
 
 def exp_below(s: Tensor, m: Tensor, own: bool) -> Tensor:
     """exp(s - m) for the rows' m [.., BN], in s's memory where that may be overwritten."""
-    shifted = torch.sub(s, m.unsqueeze(-1), out=s) if own else s - m.unsqueeze(-1)
+    shifted = s.sub_(m.unsqueeze(-1)) if own else s - m.unsqueeze(-1)
     return shifted.exp_()
 
 

@@ -40,7 +40,7 @@ class LogSumExp(Fold):
 
     def finish(self, state: State) -> tuple[Tensor, ...]:
         m, l = state
-        return (m + l.log(),)
+        return (l.log().add_(m),)
 
     def resume(self, results: tuple[Tensor, ...]) -> tuple[State, Tensor | None]:
         (lse,) = results

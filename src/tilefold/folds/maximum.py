@@ -34,14 +34,13 @@ def holders(s: Tensor, m: Tensor, visible: Tensor | None) -> Tensor:
 
 def first_column(hit: Tensor, cols: Tensor) -> Tensor:
     """The lowest of the columns [BK] that is set in each row of hit [.., BN, BK]; -1 where none is."""
-    found, where = hit.max(-1)
-    return torch.where(found, cols[where], NO_COLUMN)
+    return torch.where(hit.any(-1), cols.take(hit.view(torch.uint8).argmax(-1)), NO_COLUMN)
 
 
 def largest(s: Tensor, cols: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
     """The largest score of each row of s [.., BN, BK] (NaN: the first one) and the lowest column that holds it."""
-    top, where = s.max(-1)  # the first of equals
-    columns = cols[where]
+    top = s.amax(-1)
+    columns = cols.take(s.argmax(-1))  # the first of equals; torch.max(dim) wakes every thread, for a few numbers too
     if visible is not None:
         # hidden scores are -inf: where nothing is larger, the first visible column
         columns = torch.where(top == -float("inf"), first_column(visible.expand(s.shape), cols), columns)
@@ -133,7 +132,7 @@ class ArgMax(_Extreme):
         self.return_value = return_value
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
-        top = s.amax(-1)  # several times faster than where it is: looked for only in rows that need it
+        top = s.amax(-1)  # several times faster than its place, which is looked for in rows that need it
         rows = (beats(top, state[0]) | ((state[1] < 0) & (top == state[0]))).nonzero(as_tuple=True)
         if rows[0].numel() == 0:
             return state

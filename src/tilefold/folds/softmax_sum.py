@@ -64,7 +64,7 @@ class SoftmaxSum(Fold):
     def finish(self, state: State) -> tuple[Tensor, ...]:
         m, l = state
         factor = l.reciprocal()  # l is 0 where no column is visible, and 1 or more elsewhere
-        return finite(factor) if self.neutral else factor, m + l.log()
+        return finite(factor) if self.neutral else factor, l.log().add_(m)
 
     def resume(self, results: tuple[Tensor, ...]) -> tuple[State, Tensor | None]:
         out, lse = results
