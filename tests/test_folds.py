@@ -88,6 +88,11 @@ class Row:
         acc = before[1] if alpha is None else before[1] * alpha.unsqueeze(-1)
         return state, acc + p @ self.v[:, start:stop]
 
+    def lift(self) -> State:
+        s = self.s.clone() if self.seen is None else self.s.masked_fill(~self.seen, self.fold.fill)
+        made = self.fold.lift(s, torch.arange(self.k), self.seen if self.fold.sees_mask else None, True)
+        return (made[0], made[2] @ self.v) if has_payload(self.fold) else (made, None)
+
     def merge(self, a: State, b: State) -> State:
         made = self.fold.merge(a[0], b[0])
         if a[1] is None or b[1] is None:
@@ -132,6 +137,29 @@ def test_any_split_of_the_columns_gives_the_same_bits(cls: type[Fold], data: Any
     row.equal(row.finish(stepped), whole)
     merged = reduce(row.merge, (row.step(row.init(), *part) for part in parts))
     row.equal(row.finish(merged), whole)
+
+
+@every_fold
+@given(st.data())
+def test_first_tile_needs_no_initial_state(cls: type[Fold], data: Any) -> None:
+    row = Row(data, cls)
+    row.equal(row.finish(row.lift()), row.finish(row.step(row.init(), 0, row.k)))
+
+
+@every_fold
+@pytest.mark.parametrize("value", [math.nan, INF, -INF])
+def test_first_tile_takes_every_float(cls: type[Fold], value: float) -> None:
+    """Beside a finite score, alone in a row, and in a row of its own kind."""
+    fold = example(cls, 3)
+    s = torch.tensor([[[0.5, value, value], [value, 1.0, -2.0], [value] * 3]], dtype=torch.float64)
+    cols, start = torch.arange(3), fold.init((1, 3), torch.float64, torch.device("cpu"))
+    made = [fold.lift(s.clone(), cols, None, True), fold.step(start, s.clone(), cols, None, True)]
+    if has_payload(fold):
+        same(made[0][2], made[1][2])
+        made = [state for state, _, _ in made]
+    for a, b in zip(fold.finish(made[0]), fold.finish(made[1])):
+        if a is not None:
+            same(a, b)
 
 
 @every_fold

@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import folds
 from ..program import Const, Data, Expr, Index, Leaf, Mask, Op, Program, Size, walk
 
-# pointwise functions; those with out=True may write over a dying argument
+# pointwise functions; those with True may write over a dying argument
 TORCH: dict[str, tuple[Callable[..., Tensor], bool]] = {
     **{
         name: (getattr(torch, torch_name), True)
@@ -46,19 +46,25 @@ TORCH: dict[str, tuple[Callable[..., Tensor], bool]] = {
 
 @dataclass(frozen=True)
 class _Step:
-    """One node: `fn` of the slots `args`, into slot `out`; `reuse` is the argument whose tile may be overwritten."""
+    """One node: `fn` of the slots `args`, into slot `out`; `reuse` is the argument whose tile may be overwritten.
+
+    over    `fn` as the method of its first argument that overwrites it, if that is the one; much less host time than
+            out=
+    """
 
     node: Expr
     out: int
     fn: Callable[..., Any] | None
     args: tuple[int, ...]
     reuse: int | None
+    over: Callable[..., Any] | None
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The nodes of a Program in order, sorted by what they vary with."""
+    """A Program with its nodes in order, sorted by what they vary with."""
 
+    program: Program
     count: int
     fixed: tuple[_Step, ...]
     per_row: tuple[_Step, ...]
@@ -74,7 +80,9 @@ class _Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(program: Program) -> _Plan:
+def _plan(text: str) -> _Plan:
+    """By the Program's text, whose hash is remembered."""
+    program = Program.parse(text)
     nodes = list(walk(*program.roots()))
     slot = {n: i for i, n in enumerate(nodes)}
     roots = tuple(slot[o.expr] for o in program.outputs)
@@ -105,10 +113,14 @@ def _plan(program: Program) -> _Plan:
             fn, has_out = TORCH[node.name]
             if has_out and temporary(i):
                 reuse = next((a for a in args if temporary(a) and last[a] == i and a not in roots), None)
-        groups[node.varies].append(_Step(node, i, fn, args, reuse))
+        over = None
+        if reuse is not None and reuse == args[0] and fn is not None:
+            over = getattr(Tensor, f"{fn.__name__}_", None)
+        groups[node.varies].append(_Step(node, i, fn, args, reuse, over))
     owned = tuple(temporary(r) and r not in last and r not in roots[j + 1 :] for j, r in enumerate(roots))
     at: Callable[[Expr | None], int | None] = lambda e: None if e is None else slot[e]
     return _Plan(
+        program,
         len(nodes),
         tuple(groups[frozenset()]),
         tuple(groups[frozenset(("row",))]),
@@ -124,44 +136,46 @@ def _plan(program: Program) -> _Plan:
     )
 
 
-@dataclass
 class _Box:
-    """A box of batch entries and the part of each operand that belongs to it, [Bt, ...]."""
+    """A box of batch entries and the part of each operand that belongs to it.
 
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-    operands: list[Tensor]
+    lead    the batch dimension of its tensors: () for one entry, else (count,), or (1,) in what all entries share
+    """
 
-    @property
-    def count(self) -> int:
-        return math.prod(self.size)
+    __slots__ = ("count", "lead", "operands", "size", "start")
+
+    def __init__(self, operands: Sequence[Tensor], start: tuple[int, ...], size: tuple[int, ...]) -> None:
+        self.start, self.size, self.count = start, size, math.prod(size)
+        self.lead = (self.count,) if self.count > 1 else ()
+        self.operands = [self._part(t) for t in operands] if size else operands
+
+    def _part(self, t: Tensor) -> Tensor:
+        """t[start : start + size] over the batch, flattened; dimensions that t lacks are broadcast."""
+        lead = t.dim() - 2
+        for d in range(lead):
+            j = len(self.size) - lead + d
+            if t.shape[d] != 1 and t.shape[d] != self.size[j]:
+                t = t.narrow(d, self.start[j], self.size[j])
+        if not self.lead:
+            return t.flatten(0, -2) if lead else t
+        if all(s == 1 for s in t.shape[:lead]):
+            return t.reshape(1, *t.shape[-2:])  # one for the whole box: broadcast by the consumer
+        return t.expand(*self.size, *t.shape[-2:]).reshape(self.count, *t.shape[-2:])
+
+    def over_batch(self, value: Tensor) -> Tensor:
+        """A result [*lead, ..] as [*size, ..]."""
+        return value if self.size == self.lead else value.reshape(*self.size, *value.shape[len(self.lead) :])
 
 
 def _boxes(operands: Sequence[Tensor], batch: tuple[int, ...], target: int) -> Iterator[_Box]:
     """The batch in boxes of about `target` entries: whole last dimensions, a part of one, one of each leading one."""
-    if not batch:
-        yield _Box((), (), [t.unsqueeze(0) for t in operands])
-        return
     size = [1] * len(batch)
     for d in reversed(range(len(batch))):
         size[d] = max(1, min(batch[d], target // math.prod(size[d + 1 :])))
         if size[d] < batch[d]:
             break
     for start in itertools.product(*(range(0, b, s) for b, s in zip(batch, size, strict=True))):
-        real = tuple(min(s, b - o) for o, s, b in zip(start, size, batch, strict=True))
-        yield _Box(start, real, [_part(t, start, real) for t in operands])
-
-
-def _part(t: Tensor, start: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-    """t[start : start + size] over the batch, flattened; dimensions that t lacks are broadcast."""
-    lead = t.dim() - 2
-    for d in range(lead):
-        j = len(size) - lead + d
-        if t.shape[d] != 1:
-            t = t.narrow(d, start[j], size[j])
-    if lead == 0 or all(s == 1 for s in t.shape[:lead]):
-        return t.reshape(1, *t.shape[-2:])  # one for the whole box: broadcast by the consumer
-    return t.expand(*size, *t.shape[-2:]).reshape(math.prod(size), *t.shape[-2:])
+        yield _Box(operands, start, tuple(min(s, b - o) for o, s, b in zip(start, size, batch, strict=True)))
 
 
 def _wide(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -169,16 +183,11 @@ def _wide(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _matmul(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
-    """a [1 or Bt, M, D] @ b [1 or Bt, D, J]."""
-    if a.shape[0] == 1 and b.shape[0] == 1:
-        return torch.mm(a[0], b[0]).unsqueeze(0) if out is None else _mm_into(a, b, out)
+    """a [*lead, M, D] @ b [*lead, D, J]."""
+    if a.dim() == 2:
+        return torch.mm(a, b, out=out)
     count = max(a.shape[0], b.shape[0])
     return torch.bmm(a.expand(count, -1, -1), b.expand(count, -1, -1), out=out)
-
-
-def _mm_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    torch.mm(a[0], b[0], out=out[0])
-    return out
 
 
 class _Accumulator:
@@ -209,22 +218,20 @@ class _Accumulator:
         return part, tuple(summed)
 
     def add(self, box: _Box, index: tuple[slice, ...], value: Tensor) -> None:
-        """Adds value [Bt, *] at `index` of the last dimensions."""
+        """Adds value [*lead, ..] at `index` of the last dimensions."""
         part, summed = self.view(box)
-        value = value.expand(box.count, *value.shape[1:]).reshape(*box.size, *value.shape[1:])
+        value = box.over_batch(value)
         if summed:
             value = value.sum(summed, keepdim=True)
         at: tuple[Any, ...] = (..., *index)
         part[at].add_(value)
 
     def add_product(self, box: _Box, index: slice, p: Tensor, v: Tensor) -> None:
-        """Adds p [Bt, J, M] @ v [Bt, M, Dv] to the rows `index`."""
-        part, summed = self.view(box)
-        if not summed:
-            target = part[..., index, :]
-            if box.count == 1:
-                _flat(target).addmm_(p[0], v[0])
-                return
+        """Adds p [*lead, J, M] @ v [*lead, M, Dv] to the rows `index`."""
+        part, _ = self.view(box)
+        if not box.lead:
+            _flat(part[..., index, :]).addmm_(p, v)
+            return
         self.add(box, (index, slice(None)), _matmul(p, v, None))
 
 
@@ -257,7 +264,6 @@ def run(
     n: int,
     k: int,
     payload_dtypes: Sequence[torch.dtype],
-    init: Sequence[Sequence[Tensor]] | None = None,
 ) -> list[Tensor]:
     """The results of all outputs, in order.
 
@@ -266,36 +272,32 @@ def run(
         batch, n, k: sizes that the operands broadcast to
         payload_dtypes: per output the type of its payload or tile result; the others are float32, float64 or int64
     """
-    plan = _plan(program)
-    device = operands[0].device
+    plan = _plan(program.text)
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
-    empty = math.prod(batch) * n * k == 0
+    count = math.prod(batch)
+    empty = count * n * k == 0
     bn, bk = tiles(n, k, wide.itemsize, CACHE)
     per_box = max(1, CACHE // (2 * wide.itemsize) // (bn * bk)) if bn == n and bk == k and not empty else 1
-    if plan.plain and bn == n and not empty and math.prod(batch) <= per_box:
+    if plan.plain and bn == n and not empty and count <= per_box:
         # one tile of rows: its results are the results
-        (box,) = _boxes(operands, batch, per_box)
-        return _run_box(program, plan, box, n, k, bn, bk, wide, payload_dtypes)
+        box = _Box(operands, (0,) * len(batch), batch)
+        return _run_box(plan, box, n, k, bn, bk, wide, payload_dtypes)
+    device = operands[0].device
     results = [
-        _allocate(o, f, program, operands, batch, n, k, wide, d, device)
+        _allocate(o, f, operands, batch, n, k, wide, d, device)
         for o, f, d in zip(program.outputs, plan.folds, payload_dtypes, strict=True)
     ]
     if empty:
         _finish_empty(plan, operands, batch, n, k, wide, results)
         return _flatten(program, results, payload_dtypes)
     for box in _boxes(operands, batch, per_box):
-        _run_box(program, plan, box, n, k, bn, bk, wide, payload_dtypes, results)
+        _run_box(plan, box, n, k, bn, bk, wide, payload_dtypes, results)
     return _flatten(program, results, payload_dtypes)
-
-
-def _width(program: Program, operands: Sequence[Tensor], payload: int | None) -> int:
-    return 0 if payload is None else operands[payload].shape[-1]
 
 
 def _allocate(
     o: Any,
     fold: folds.Fold,
-    program: Program,
     operands: Sequence[Tensor],
     batch: tuple[int, ...],
     n: int,
@@ -368,7 +370,7 @@ class _Visible:
                 bounds.append(None)
                 continue
             # [1 or Bt, own]: pad to whole tiles with the last value
-            flat = values.reshape(values.shape[0], -1).expand(-1, own)
+            flat = values.reshape(-1, values.shape[-2 if mask.axis == "row" else -1]).expand(-1, own)
             pad = -own % tile
             flat = torch.cat((flat, flat[:, -1:].expand(-1, pad)), 1) if pad else flat
             bounds.append(getattr(flat.reshape(flat.shape[0], -1, tile), pick)((0, 2)).tolist())
@@ -390,7 +392,6 @@ class _Visible:
 
 
 def _run_box(
-    program: Program,
     plan: _Plan,
     box: _Box,
     n: int,
@@ -402,39 +403,25 @@ def _run_box(
     results: list[Any] | None = None,
 ) -> list[Tensor]:
     """Folds a box of the batch into `results`, or, where one row tile is all there is, gives its results."""
-    device = box.operands[0].device
-    mask = program.mask
+    outputs, mask = plan.program.outputs, plan.program.mask
     made: list[Tensor] = []
     values: list[Any] = [None] * plan.count
-    everywhere = _Context(box, wide, n, k, 0, n, 0, k, device)
-    _evaluate(plan.fixed, values, everywhere)
+    here = _Context(box, wide, n, k)
+    _evaluate(plan.fixed, values, here)
     visible = None
     if mask is not None and (plan.lo is not None or plan.hi is not None):
         # the bounds of all rows at once: O(N) integers
         scratch = list(values)
-        _evaluate(plan.per_row if mask.axis == "row" else plan.per_col, scratch, everywhere)
-        bound = [None if s is None else _as_tensor(scratch[s], everywhere) for s in (plan.lo, plan.hi)]
+        _evaluate(plan.per_row if mask.axis == "row" else plan.per_col, scratch, here)
+        bound = [None if s is None else _as_tensor(scratch[s], here) for s in (plan.lo, plan.hi)]
         own, other, tile = (n, k, bn) if mask.axis == "row" else (k, n, bk)
         visible = _Visible(mask, bound[0], bound[1], own, other, tile)
-    leaf_buffers: dict[int, Tensor] = {}
-    rows_wide: dict[int, Tensor] = {}
     for n0 in range(0, n, bn):
         n1 = min(n, n0 + bn)
-        rows_wide.clear()
-        here = _Context(box, wide, n, k, n0, n1, 0, k, device, rows_wide, {}, leaf_buffers)
+        here.at_rows(n0, n1)
         _evaluate(plan.per_row, values, here)
-        states: list[Any] = []
-        accs: list[Tensor | None] = []
-        for o, fold in zip(program.outputs, plan.folds, strict=True):
-            if o.axis == "row":
-                states.append(fold.init((box.count, n1 - n0), wide, device))
-                width = _width(program, box.operands, o.payload)
-                accs.append(
-                    None if o.payload is None else torch.zeros(box.count, n1 - n0, width, dtype=wide, device=device)
-                )
-            else:
-                states.append(None)
-                accs.append(None)
+        states: list[Any] = [None] * len(outputs)
+        accs: list[Tensor | None] = [None] * len(outputs)
         for k0 in range(0, k, bk):
             k1 = min(k, k0 + bk)
             how = "all" if visible is None else visible.kind(n0, n1, k0, k1)
@@ -448,13 +435,22 @@ def _run_box(
                     continue
             _evaluate(plan.per_col, values, here)
             _evaluate(plan.per_tile, values, here)
-            seen = _seen(mask, plan, values, here, how, block)
-            _fold_tile(program, plan, values, here, seen, states, accs, results)
-        for j, (o, fold) in enumerate(zip(program.outputs, plan.folds, strict=True)):
+            seen = None if mask is None else _seen(mask, plan, values, here, how, block)
+            _fold_tile(plan, values, here, seen, states, accs, results)
+        for j, (o, fold) in enumerate(zip(outputs, plan.folds, strict=True)):
+            if o.axis != "row":
+                continue
+            state, acc = states[j], accs[j]
+            if state is None:  # no tile of these rows was visible
+                device = box.operands[0].device
+                state = fold.init((*box.lead, n1 - n0), wide, device)
+                if o.payload is not None:
+                    width = box.operands[o.payload].shape[-1]
+                    acc = torch.zeros(*box.lead, n1 - n0, width, dtype=wide, device=device)
             if results is None:
-                made.extend(_alone(fold, box, states[j], accs[j], dtypes[j]))
-            elif o.axis == "row":
-                _store(fold, results[j], box, slice(n0, n1), states[j], accs[j])
+                made.extend(_alone(fold, box, state, acc, dtypes[j]))
+            else:
+                _store(fold, results[j], box, slice(n0, n1), state, acc)
     return made
 
 
@@ -463,15 +459,11 @@ def _as_tensor(value: Any, here: _Context) -> Tensor:
     if isinstance(value, Tensor):
         return value
     dtype = here.wide if isinstance(value, float) else None
-    return torch.tensor(value, dtype=dtype, device=here.device).reshape(1, 1, 1)
+    return torch.tensor(value, dtype=dtype, device=here.device).reshape(1, 1)
 
 
-def _seen(
-    mask: Mask | None, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None
-) -> Tensor | None:
+def _seen(mask: Mask, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None) -> Tensor | None:
     """The boolean tile of visible scores, or None where all are."""
-    if mask is None:
-        return None
     tests = []
     if how == "some":
         other = here.columns if mask.axis == "row" else here.rows
@@ -493,7 +485,6 @@ _NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 def _fold_tile(
-    program: Program,
     plan: _Plan,
     values: list[Any],
     here: _Context,
@@ -502,9 +493,9 @@ def _fold_tile(
     accs: list[Tensor | None],
     results: list[Any] | None,
 ) -> None:
-    shape = (here.box.count, here.n1 - here.n0, here.k1 - here.k0)
+    shape = (*here.box.lead, here.n1 - here.n0, here.k1 - here.k0)
     hidden = None if seen is None else ~seen
-    for j, (o, fold) in enumerate(zip(program.outputs, plan.folds, strict=True)):
+    for j, (o, fold) in enumerate(zip(plan.program.outputs, plan.folds, strict=True)):
         s = values[plan.roots[j]]
         own = plan.owned[j] and isinstance(s, Tensor) and s.shape == shape
         if not own:
@@ -523,19 +514,22 @@ def _fold_tile(
             else:
                 v = _without(here.operand(o.payload, "rows"), hidden, -1)
                 results[j].add_product(here.box, slice(here.k0, here.k1), s.mT, v)
-        elif o.payload is None:
-            states[j] = fold.step(
-                states[j], s, here.columns if fold.sees_columns else _NOTHING, seen if fold.sees_mask else None, own
-            )
         else:
-            cols = here.columns if fold.sees_columns else _NOTHING
-            states[j], alpha, p = fold.step(states[j], s, cols, seen if fold.sees_mask else None, own)
+            cols, seen_by_fold = here.columns if fold.sees_columns else _NOTHING, seen if fold.sees_mask else None
+            first = states[j] is None
+            made = fold.lift(s, cols, seen_by_fold, own) if first else fold.step(states[j], s, cols, seen_by_fold, own)
+            if o.payload is None:
+                states[j] = made
+                continue
+            states[j], alpha, p = made
             acc, v = accs[j], _without(here.operand(o.payload, "cols"), hidden, -2)
-            assert acc is not None
+            if acc is None:
+                accs[j] = _matmul(p, v, None)
+                continue
             if alpha is not None:
                 acc.mul_(alpha.unsqueeze(-1))
-            if acc.shape[0] == 1:
-                acc[0].addmm_(p[0], v[0])
+            if acc.dim() == 2:
+                acc.addmm_(p, v)
             else:
                 acc.baddbmm_(p, v.expand(acc.shape[0], -1, -1))
 
@@ -553,9 +547,9 @@ def _alone(fold: folds.Fold, box: _Box, state: Any, acc: Tensor | None, dtype: t
     for r, value in zip(fold.results, fold.finish(state), strict=True):
         if r.kind == "payload":
             assert acc is not None
-            value = (acc if value is None else acc.mul_(value.unsqueeze(-1))).to(dtype)
-        # a fold may give views of its state
-        yield value[0].contiguous() if not box.size else value.reshape(*box.size, *value.shape[1:]).contiguous()
+            value = acc if value is None else acc.mul_(value.unsqueeze(-1))
+            value = value if value.dtype == dtype else value.to(dtype)
+        yield box.over_batch(value).contiguous()  # a fold may give views of its state
 
 
 def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc: Tensor | None) -> None:
@@ -571,81 +565,85 @@ def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc:
         for d, (start, size) in enumerate(zip(box.start, box.size, strict=True)):
             target = target.narrow(d, start, size)
         tail = target[..., rows] if r.kind == "row" else target[..., rows, :]
-        tail.copy_(value.reshape(*box.size, *value.shape[1:]))
+        tail.copy_(box.over_batch(value))
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(start: int, stop: int, device: torch.device) -> Tensor:
+    return torch.arange(start, stop, device=device)
 
 
 class _Context:
-    """Where the pass stands: a box, rows n0..n1, columns k0..k1; and the operands' parts there."""
+    """Where the pass stands: a box, rows n0..n1, columns k0..k1 (at first all); and the operands' parts there."""
 
-    def __init__(
-        self,
-        box: _Box,
-        wide: torch.dtype,
-        n: int,
-        k: int,
-        n0: int,
-        n1: int,
-        k0: int,
-        k1: int,
-        device: torch.device,
-        rows_wide: dict[int, Tensor] | None = None,
-        cols_wide: dict[int, Tensor] | None = None,
-        buffers: dict[int, Tensor] | None = None,
-    ) -> None:
-        self.box, self.wide, self.n, self.k, self.device = box, wide, n, k, device
-        self.n0, self.n1, self.k0, self.k1 = n0, n1, k0, k1
-        self._rows_wide = {} if rows_wide is None else rows_wide
-        self._cols_wide = {} if cols_wide is None else cols_wide
-        self._buffers = {} if buffers is None else buffers
+    __slots__ = (
+        "_buffers", "_cols", "_cols_wide", "_rows", "_rows_wide",
+        "box", "device", "k", "k0", "k1", "n", "n0", "n1", "wide",
+    )  # fmt: skip
+
+    def __init__(self, box: _Box, wide: torch.dtype, n: int, k: int) -> None:
+        self.box, self.wide, self.n, self.k, self.device = box, wide, n, k, box.operands[0].device
+        self._buffers: dict[int, Tensor] = {}
+        self.at_rows(0, n)
+        self.at_columns(0, k)
+
+    def at_rows(self, n0: int, n1: int) -> None:
+        self.n0, self.n1 = n0, n1
         self._rows: Tensor | None = None
+        self._rows_wide: dict[int, Tensor] = {}
+
+    def at_columns(self, k0: int, k1: int) -> None:
+        self.k0, self.k1 = k0, k1
         self._cols: Tensor | None = None
+        self._cols_wide: dict[int, Tensor] = {}
 
     @property
     def rows(self) -> Tensor:
         """[BN, 1] the rows' numbers."""
         if self._rows is None:
-            self._rows = torch.arange(self.n0, self.n1, device=self.device).unsqueeze(-1)
+            self._rows = _numbers(self.n0, self.n1, self.device).unsqueeze(-1)
         return self._rows
 
     @property
     def columns(self) -> Tensor:
         """[BK] the columns' numbers."""
         if self._cols is None:
-            self._cols = torch.arange(self.k0, self.k1, device=self.device)
+            self._cols = _numbers(self.k0, self.k1, self.device)
         return self._cols
-
-    def at_columns(self, k0: int, k1: int) -> None:
-        self.k0, self.k1, self._cols = k0, k1, None
-        self._cols_wide.clear()
 
     def operand(self, i: int, kind: str) -> Tensor:
         """The tile of a "rows" or "cols" operand, wide."""
         store, start, stop = (
             (self._rows_wide, self.n0, self.n1) if kind == "rows" else (self._cols_wide, self.k0, self.k1)
         )
-        if i not in store:
-            store[i] = self.box.operands[i][:, start:stop].to(self.wide)
-        return store[i]
+        t = store.get(i)
+        if t is None:
+            t = self.box.operands[i]
+            if stop - start != t.shape[-2]:
+                t = t[..., start:stop, :]
+            t = store[i] = t if t.dtype == self.wide else t.to(self.wide)
+        return t
 
     def block(self, i: int, size: tuple[int, int]) -> Tensor:
         table = self.box.operands[i]
-        return table[:, (self.rows.squeeze(-1) // size[0])][:, :, self.columns // size[1]].bool()
+        return table[..., self.rows // size[0], self.columns // size[1]].bool()
 
     def data(self, node: Data) -> Tensor:
         t = self.box.operands[node.operand]
-        if node.kind in ("row", "tile") and t.shape[1] != 1:
-            t = t[:, self.n0 : self.n1]
-        if node.kind in ("col", "tile") and t.shape[2] != 1:
-            t = t[:, :, self.k0 : self.k1]
+        if node.kind in ("row", "tile") and t.shape[-2] != 1:
+            t = t[..., self.n0 : self.n1, :]
+        if node.kind in ("col", "tile") and t.shape[-1] != 1:
+            t = t[..., self.k0 : self.k1]
         return _wide(t, self.wide)
 
     def leaf(self, node: Leaf, slot: int) -> Tensor:
+        """The product of two tiles, in the memory of the last such tile."""
         x, y = self.operand(node.rows, "rows"), self.operand(node.cols, "cols")
-        shape = (max(x.shape[0], y.shape[0]), x.shape[1], y.shape[1])
         buffer = self._buffers.get(slot)
-        if buffer is None or buffer.shape != shape:
-            buffer = self._buffers[slot] = torch.empty(shape, dtype=self.wide, device=self.device)
-        return _matmul(x, y.mT, buffer)
+        if buffer is not None and buffer.shape[-2:] != (x.shape[-2], y.shape[-2]):
+            buffer = None
+        made = self._buffers[slot] = _matmul(x, y.mT, buffer)
+        return made
 
 
 def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> None:
@@ -660,10 +658,11 @@ def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> No
                 if step.reuse is not None:
                     target = values[step.reuse]
                     # a tile may still be one for the whole box while another argument has one per entry
-                    if target.shape[0] == here.box.count or all(
+                    if target.shape[:-2] == here.box.lead or all(
                         a.shape[0] == 1 for a in args if isinstance(a, Tensor) and a.dim() == 3
                     ):
-                        values[step.out] = step.fn(*_tensors(node, args, here), out=target)
+                        args = _tensors(node, args, here)
+                        values[step.out] = step.fn(*args, out=target) if step.over is None else step.over(*args)
                         continue
                 values[step.out] = step.fn(*_tensors(node, args, here))
             case Leaf():
@@ -689,6 +688,8 @@ def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
         fixed[0], Tensor
     )
     if not needs:
+        if node.name in ("add", "sub", "mul", "div") and isinstance(fixed[1], float) and fixed[0].dtype == here.wide:
+            fixed[1] = _constant(fixed[1], here.wide)
         return fixed
     return [
         a
@@ -696,6 +697,12 @@ def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
         else torch.tensor(a, device=here.device, dtype=here.wide if isinstance(a, float) else None)
         for a in fixed
     ]
+
+
+@functools.lru_cache(maxsize=256)
+def _constant(value: float, dtype: torch.dtype) -> Tensor:
+    """A number as torch takes it fastest, on every device: a Python number costs a tensor at each call."""
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def _special(node: Op, args: list[Any], here: _Context) -> Any:

@@ -4,6 +4,7 @@ A fold reduces a row of scores. It is a monoid on a small state per row:
 
     init     the neutral state
     step     folds a tile of scores into a state
+    lift     makes a state of a tile: step from init, which a fold may do without the neutral state
     merge    combines two states of a row that saw different columns, the first one the lower columns
     finish   the results
 
@@ -14,6 +15,7 @@ executor owns acc = alpha * acc + P @ payload.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,12 +48,12 @@ class Cost:
 
 def finite(x: Tensor) -> Tensor:
     """x, with 0 in the place of an infinity; NaN stays."""
-    return torch.nan_to_num(x, nan=float("nan"), posinf=0.0, neginf=0.0)
+    return x.nan_to_num(math.nan, 0.0, 0.0)
 
 
 def seen(lse: Tensor) -> Tensor:
     """A log-sum-exp, with 0 where no column is visible: exp(s - seen(lse)) is the softmax, NaN at +inf as in torch."""
-    return torch.nan_to_num(lse, nan=float("nan"), posinf=float("inf"), neginf=0.0)
+    return lse.nan_to_num(math.nan, math.inf, 0.0)
 
 
 class Fold(ABC):
@@ -120,6 +122,10 @@ class Fold(ABC):
         Returns:
             the state; with a payload (state, alpha [.., BN] or None for 1, P [.., BN, BK])
         """
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:
+        """The state of a row's first tile: what `step` gives from `init`, where alpha has nothing to scale."""
+        return self.step(self.init(s.shape[:-1], s.dtype, s.device), s, cols, visible, own)
 
     @abstractmethod
     def merge(self, a: State, b: State) -> Any:
@@ -197,7 +203,7 @@ def registered() -> dict[str, type[Fold]]:
 
 def exp_below(s: Tensor, m: Tensor, own: bool) -> Tensor:
     """exp(s - m) for the rows' m [.., BN], in s's memory where that may be overwritten."""
-    shifted = torch.sub(s, m.unsqueeze(-1), out=s) if own else s - m.unsqueeze(-1)
+    shifted = s.sub_(m.unsqueeze(-1)) if own else s - m.unsqueeze(-1)
     return shifted.exp_()
 
 

@@ -1,8 +1,8 @@
 """Log-sum-exp of each row.
 
 State: m, the running maximum, and l = sum_j exp(s_j - m); both [BN].
-    step     m' = max(m, max_j s_j);  l' = l exp(m - m') + sum_j exp(s_j - m')
-    merge    the same, with another state in the tile's place
+    lift     m = max_j s_j;  l = sum_j exp(s_j - m)
+    merge    m' = max(m_a, m_b);  l' = l_a exp(m_a - m') + l_b exp(m_b - m')
     finish   m + log l;  -inf where no column is visible
     d/ds     g exp(s - result);  0 where no column is visible
 """
@@ -27,9 +27,11 @@ class LogSumExp(Fold):
     jit = "tilefold.folds.logsumexp_jit"
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
-        m = torch.maximum(state[0], s.amax(-1))
-        base = finite(m)
-        return m, state[1] * (state[0] - base).exp_() + exp_below(s, base, own).sum(-1)
+        return self.merge(state, self.lift(s, cols, visible, own))
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        m = s.amax(-1)
+        return m, exp_below(s, finite(m), own).sum(-1)
 
     def merge(self, a: State, b: State) -> State:
         m = torch.maximum(a[0], b[0])
@@ -38,7 +40,7 @@ class LogSumExp(Fold):
 
     def finish(self, state: State) -> tuple[Tensor, ...]:
         m, l = state
-        return (m + l.log(),)
+        return (l.log().add_(m),)
 
     def resume(self, results: tuple[Tensor, ...]) -> tuple[State, Tensor | None]:
         (lse,) = results

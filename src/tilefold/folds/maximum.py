@@ -34,10 +34,17 @@ def holders(s: Tensor, m: Tensor, visible: Tensor | None) -> Tensor:
 
 def first_column(hit: Tensor, cols: Tensor) -> Tensor:
     """The lowest of the columns [BK] that is set in each row of hit [.., BN, BK]; -1 where none is."""
-    # torch.argmax is 16 times slower than a masked minimum on the CPU (measured 2026-11, torch 2.13)
-    last = torch.iinfo(cols.dtype).max
-    first = torch.where(hit, cols, last).amin(-1)
-    return torch.where(first == last, NO_COLUMN, first)
+    return torch.where(hit.any(-1), cols.take(hit.view(torch.uint8).argmax(-1)), NO_COLUMN)
+
+
+def largest(s: Tensor, cols: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The largest score of each row of s [.., BN, BK] (NaN: the first one) and the lowest column that holds it."""
+    top = s.amax(-1)
+    columns = cols.take(s.argmax(-1))  # the first of equals; torch.max(dim) wakes every thread, for a few numbers too
+    if visible is not None:
+        # hidden scores are -inf: where nothing is larger, the first visible column
+        columns = torch.where(top == -float("inf"), first_column(visible.expand(s.shape), cols), columns)
+    return top, columns
 
 
 class _Extreme(Fold):
@@ -69,9 +76,12 @@ class Max(_Extreme):
     jit = "tilefold.folds.max_jit"
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        return self.merge(state, self.lift(s, cols, visible, own))
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
         top = s.amax(-1)
         hit = holders(s, top, visible)
-        return self.merge(state, (top, first_column(hit, cols), hit.sum(-1)))
+        return top, first_column(hit, cols), hit.sum(-1)
 
     def merge(self, a: State, b: State) -> State:
         larger = beats(b[0], a[0])
@@ -122,19 +132,16 @@ class ArgMax(_Extreme):
         self.return_value = return_value
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
-        top = s.amax(-1)
-        larger = beats(top, state[0]) | ((state[1] < 0) & (top == state[0]))
-        rows = larger.nonzero(as_tuple=True)
+        top = s.amax(-1)  # several times faster than its place, which is looked for in rows that need it
+        rows = (beats(top, state[0]) | ((state[1] < 0) & (top == state[0]))).nonzero(as_tuple=True)
         if rows[0].numel() == 0:
             return state
-        if 2 * rows[0].numel() >= larger.numel():
-            where = first_column(holders(s, top, visible), cols)
-            return torch.where(larger, top, state[0]), torch.where(larger, where, state[1])
         m, i = state[0].clone(), state[1].clone()
-        m[rows] = top[rows]
-        seen = None if visible is None else visible.expand(s.shape)[rows]
-        i[rows] = first_column(holders(s[rows], top[rows], seen), cols)
+        m[rows], i[rows] = largest(s[rows], cols, None if visible is None else visible.expand(s.shape)[rows])
         return m, i
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        return largest(s, cols, visible)
 
     def merge(self, a: State, b: State) -> State:
         larger = beats(b[0], a[0]) | ((a[1] < 0) & (b[0] == a[0]))
@@ -185,7 +192,10 @@ class Gather(Fold):
         return op("where", op("eq", Index("col"), extras[0]), s, -float("inf"))
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
-        return (torch.maximum(state[0], s.amax(-1)),)
+        return self.merge(state, self.lift(s, cols, visible, own))
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        return (s.amax(-1),)
 
     def merge(self, a: State, b: State) -> State:
         return (torch.maximum(a[0], b[0]),)

@@ -36,7 +36,10 @@ class Count(Fold):
     jit = "tilefold.folds.count_jit"
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
-        return (state[0] + s.count_nonzero(-1),)
+        return self.merge(state, self.lift(s, cols, visible, own))
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        return (s.count_nonzero(-1),)
 
     def merge(self, a: State, b: State) -> State:
         return (a[0] + b[0],)
@@ -54,7 +57,10 @@ class Mean(Fold):
     sees_mask = True
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
-        return state[0] + s.sum(-1), state[1] + _columns(s, visible)
+        return self.merge(state, self.lift(s, cols, visible, own))
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        return s.sum(-1), _columns(s, visible)
 
     def merge(self, a: State, b: State) -> State:
         return a[0] + b[0], a[1] + b[1]
@@ -94,12 +100,15 @@ class Variance(Fold):
         return (("correction", self.correction),)
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        return self.merge(state, self.lift(s, cols, visible, own))
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
         n = _columns(s, visible)
         mean = s.sum(-1) / n.clamp(min=1)
         away = s - mean.unsqueeze(-1)
         if visible is not None:
             away = away.masked_fill_(~visible, 0.0)
-        return self.merge(state, (n, mean, away.square_().sum(-1)))
+        return n, mean, away.square_().sum(-1)
 
     def merge(self, a: State, b: State) -> State:
         n = a[0] + b[0]

@@ -50,6 +50,11 @@ class SoftmaxSum(Fold):
         p = exp_below(s, base, own)
         return (m, state[1] * alpha + p.sum(-1)), alpha, p
 
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:
+        m = s.amax(-1)
+        p = exp_below(s, finite(m), own)
+        return (m, p.sum(-1)), None, p
+
     def merge(self, a: State, b: State) -> Any:
         m = torch.maximum(a[0], b[0])
         base = finite(m)
@@ -58,10 +63,8 @@ class SoftmaxSum(Fold):
 
     def finish(self, state: State) -> tuple[Tensor, ...]:
         m, l = state
-        factor = 1.0 / l
-        if self.neutral:
-            factor = torch.where(m == -float("inf"), torch.zeros_like(factor), factor)
-        return factor, m + l.log()
+        factor = l.reciprocal()  # l is 0 where no column is visible, and 1 or more elsewhere
+        return finite(factor) if self.neutral else factor, l.log().add_(m)
 
     def resume(self, results: tuple[Tensor, ...]) -> tuple[State, Tensor | None]:
         out, lse = results

@@ -25,7 +25,10 @@ class Sum(Fold):
     jit = "tilefold.folds.sum_jit"
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
-        return (state[0] + s.sum(-1),)
+        return self.merge(state, self.lift(s, cols, visible, own))
+
+    def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
+        return (s.sum(-1),)
 
     def merge(self, a: State, b: State) -> State:
         return (a[0] + b[0],)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 from torch import Tensor
 
@@ -89,10 +88,10 @@ def attention(
         raise ShapeError(
             explain("k", f"{kv_heads} heads for {heads} query heads", "a number of heads that divides q's")
         )
+    per_head = _Heads(heads, kv_heads, (q.shape[0], heads, q.shape[2], k.shape[2]))
     align = _alignment(causal, q.shape[2], k.shape[2])
     q, k, v = autocast(q), autocast(k), autocast(v)
     grouped = heads != kv_heads
-    per_head = _Heads(heads, kv_heads, (q.shape[0], heads, q.shape[2], k.shape[2]))
     if grouped:
         q, k, v = q.reshape(q.shape[0], *per_head.groups, *q.shape[2:]), k.unsqueeze(2), v.unsqueeze(2)
     s = scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else per_head("scale", scale))
@@ -113,7 +112,8 @@ def attention(
     out, lse = fold(s, SoftmaxSum(v, return_lse=True))
     if grouped:
         out, lse = out.flatten(1, 2), lse.flatten(1, 2)
-    out = out.to(q.dtype)
+    if out.dtype != q.dtype:
+        out = out.to(q.dtype)
     return (out, lse) if return_lse else out
 
 
@@ -131,8 +131,7 @@ def _alignment(causal: Causal, queries: int, keys: int) -> str:
     return causal
 
 
-@dataclass(frozen=True)
-class _Heads:
+class _Heads(NamedTuple):
     """What is given over [B, H, ..], as the scores take it: in groups [B, Hkv, H / Hkv, ..] where heads share keys."""
 
     heads: int

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -359,8 +358,7 @@ def check_index(index: Any, k: int) -> None:
             raise LabelError(explain("index", f"values from {low} to {high}", f"0 to {k - 1}"))
 
 
-@dataclass(frozen=True)
-class Assembled:
+class Assembled(NamedTuple):
     """A Program's text, its operands, sizes (*batch, N, K), and the types of the payload results."""
 
     program: str

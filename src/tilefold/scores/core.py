@@ -300,6 +300,8 @@ def number(value: Any) -> str:
 
 def autocast(t: Tensor) -> Tensor:
     """The type that torch's matmul would compute in under autocast."""
+    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():
+        return t
     kind = t.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind) and t.dtype != torch.float64:
         return t.to(torch.get_autocast_dtype(kind))
@@ -405,15 +407,15 @@ class Scores(Pointwise):
 
     # ---- putting scores together -------------------------------------------------------------------------------------
     def _with(self, **changes: Any) -> Scores:
-        fields: dict[str, Any] = {
-            "operands": self._operands, "kinds": self._kinds, "expr": self._expr, "mask": self._mask,
-            "batch": self._batch, "n": self._n, "k": self._k, "dtype": self._dtype, "versions": self._versions,
-        }  # fmt: skip
-        fields.update(changes)
         if "operands" in changes and "versions" not in changes:
             self._check_unchanged()  # their new tensors start from what is there now
-            fields["versions"] = None
-        return Scores(**fields)
+            changes["versions"] = None
+        get = changes.get
+        return Scores(
+            get("operands", self._operands), get("kinds", self._kinds), get("expr", self._expr),
+            get("mask", self._mask), get("batch", self._batch), get("n", self._n), get("k", self._k),
+            get("dtype", self._dtype), get("versions", self._versions),
+        )  # fmt: skip
 
     def _check_unchanged(self) -> None:
         """Raises RuntimeError where an operand was changed in place."""
