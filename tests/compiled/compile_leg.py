@@ -32,7 +32,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 
 from tilefold.execute import backend, operator, select
-from tilefold.execute.triton import generate, lists, plan
+from tilefold.execute import triton as loops
+from tilefold.execute.triton import chunks, generate, lists, plan
 from tilefold.execute.triton.launch import Kernel
 from tilefold.machine import known
 from tilefold.program import Program
@@ -109,45 +110,55 @@ class Made:
 @contextlib.contextmanager
 def on(target: Target, tf32: bool) -> Iterator[None]:
     """Plans inside are those for a machine of that kind."""
-    for kept in (plan._plans, lists._plans):
+    for kept in (plan._plans, lists._plans, chunks._plans):
         kept.clear()
     with (
         mock.patch.object(select, "limits_of", lambda *_: target.limits),
         mock.patch.object(plan, "tf32_allowed", lambda: tf32),
     ):
         yield
-    for kept in (plan._plans, lists._plans):
+    for kept in (plan._plans, lists._plans, chunks._plans):
         kept.clear()
 
 
 def kernels(call: Call, target: Target, tf32: bool) -> list[Made]:
     """The kernels of a call, as `execute.triton.run` would choose them."""
     needs: list[select.Need] = []
-    chosen = select.tiles
+    planned: list[tuple[plan.Piece, plan.Launch]] = []
+    chosen, plan_piece = select.tiles, plan.plan_piece
 
     def tiles(need: select.Need, *rest: Any) -> select.Tiles:
         needs.append(need)
         return chosen(need, *rest)
 
-    with on(target, tf32), mock.patch.object(select, "tiles", tiles):
+    def keep(piece: plan.Piece, *rest: Any, **options: Any) -> plan.Launch:
+        planned.append((piece, plan_piece(piece, *rest, **options)))
+        return planned[-1][1]
+
+    with (
+        on(target, tf32),
+        mock.patch.object(select, "tiles", tiles),
+        mock.patch.object(plan, "plan_piece", keep),
+    ):
         if plan.long_list(call.program.outputs[0]):
             return _long_list(call, target, tf32)
-        needs.clear()
-        launches, _ = plan.plan(call.program, call.operands, call.batch, call.n, call.k, call.dtypes)
-    made = []
-    patterns = tuple(plan.summed_dimensions(o, call.operands, call.batch) for o in call.program.outputs)
-    for launch, piece, need in zip(launches, plan.pieces(call.program, patterns), needs, strict=True):
-        axis = call.program.outputs[piece.outputs[0]].axis
-        name = {"row": "rows", "col": "columns", "tile": "tiles"}[axis] + (" summed" if piece.summed else "")
-        made.append(Made(name, launch.kernel, launch.tiles, need, _products(call, piece.outputs)))
+        loops._launches(call.program, call.operands, call.batch, call.n, call.k, call.dtypes)
+    made: dict[str, Made] = {}
+    for (piece, launch), need in zip(planned, needs, strict=True):
+        tile = piece.program.outputs[0].axis == "tile"
+        name = ("tiles" if tile else "columns" if piece.flipped else "rows") + (" summed" if piece.summed else "")
+        name += ", what a mask leaves" if name in made else ""
+        operands = [call.operands[i] for i in piece.operands]
+        made[name] = Made(name, launch.kernel, launch.tiles, need, _products(piece.program, operands))
         if launch.merge is not None:
-            made.append(Made(f"{name}, merge", launch.merge[0]))
-    return made
+            made[f"{name}, merge"] = Made(f"{name}, merge", launch.merge[0])
+    return list(made.values())
 
 
 def _long_list(call: Call, target: Target, tf32: bool) -> list[Made]:
     """The kernels of `lists.run_long_list`."""
     program, operands, sizes = call.program, call.operands, (call.batch, call.n, call.k)
+    products = _products(program, operands)
     if lists.why_not_threshold(program, operands, *sizes) is None:
         p = lists._plan(program, operands, *sizes)
         assert not isinstance(p, str)
@@ -157,23 +168,20 @@ def _long_list(call: Call, target: Target, tf32: bool) -> list[Made]:
             scores = part in ("sample", "append", "rescore")
             if kernel is not None:
                 tiles = p.scores.tiles if scores else None
-                made.append(Made(part, _portable(kernel, target), tiles, None, _products(call) if scores else ()))
+                made.append(Made(part, _portable(kernel, target), tiles, None, products if scores else ()))
         return made
     (piece,) = plan.pieces(lists.scores_of(program), ((),))
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
     shapes = [[((*call.batch, call.n, call.k), wide)]]
     chunk = (0, call.n, 0, call.k)
     launch = plan.plan_piece(piece, operands, *sizes, [[0]], shapes, target.limits, tf32, chunk)
-    return [Made("chunk of scores", launch.kernel, launch.tiles, None, _products(call))]
+    return [Made("chunk of scores", launch.kernel, launch.tiles, None, products)]
 
 
-def _products(call: Call, outputs: Sequence[int] | None = None) -> tuple[int, ...]:
-    wanted = call.program.outputs if outputs is None else [call.program.outputs[j] for j in outputs]
-    part = Program(call.program.operands, tuple(wanted), call.program.mask)
-    found = [(leaf.rows, leaf.cols) for leaf in part.leaves()] + [
-        (o.payload, o.payload) for o in wanted if o.payload is not None
-    ]
-    return tuple(call.operands[a].element_size() for a, b in found if call.operands[a].dtype == call.operands[b].dtype)
+def _products(program: Program, operands: Sequence[Tensor]) -> tuple[int, ...]:
+    found = [(leaf.rows, leaf.cols) for leaf in program.leaves()]
+    found += [(o.payload, o.payload) for o in program.outputs if o.payload is not None]
+    return tuple(operands[a].element_size() for a, b in found if operands[a].dtype == operands[b].dtype)
 
 
 def _portable(kernel: Kernel, target: Target) -> Kernel:

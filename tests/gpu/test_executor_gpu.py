@@ -6,6 +6,7 @@ sizes are free.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from typing import Any
@@ -296,6 +297,54 @@ def test_linear_cross_entropy(dtype: torch.dtype, device: torch.device) -> None:
         assert marked.isnan().nonzero().flatten().tolist() == [5]
         with tf.debug(), pytest.raises(IndexError):
             tf.linear_cross_entropy(ours[0], ours[1], y)
+
+
+def test_linear_cross_entropy_of_many_features(device: torch.device) -> None:
+    """Gradients by chunks of scores, also on a stream that is not the default."""
+    n, v, d = pick((700, 5003, 1024), (33, 301, 300))
+    shapes = ((n, d, 1.0), (v, d, d**-0.5), (v, 1, 1.0))
+    h, w, b = ((randn(a, c, device=device, dtype=BF16) * s).requires_grad_() for a, c, s in shapes)
+    wide = tuple(t.detach().double().requires_grad_() for t in (h, w, b))
+    y = torch.randint(0, v, (n,), device=device)
+    y[::7] = -100
+
+    def ours() -> Tensor:
+        return tf.linear_cross_entropy(h, w, y, linear_bias=b.squeeze(-1), reduction="none")
+
+    want = F.cross_entropy(F.linear(*wide[:2], wide[2].squeeze(-1)), y, reduction="none")
+    plain = F.cross_entropy(F.linear(h, w, b.squeeze(-1)), y, reduction="none")
+    gradients_agree(ours(), want, plain, (h, w, b), wide, "linear_cross_entropy, D = 1024")
+    up = torch.randn(n, device=device)
+    first = torch.autograd.grad(ours(), (h, w, b), up)
+    stream = torch.cuda.Stream() if ON_GPU else None
+    with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
+        if stream:
+            stream.wait_stream(torch.cuda.default_stream())
+        again = torch.autograd.grad(ours(), (h, w, b), up)
+    if stream:
+        torch.cuda.default_stream().wait_stream(stream)
+    for one, other in zip(first, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.01, atol=0.01 * one.abs().max().item())
+
+
+@GPU_ONLY
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+def test_chunks_of_scores_add_up(dtype: torch.dtype, device: torch.device) -> None:
+    """The same sums in one chunk and in several, ragged on both axes; causal, so that a row sees nothing."""
+    from tilefold.execute import select
+    from tilefold.execute import triton as loops
+    from tilefold.program import Index, Leaf, Mask, Output, Program
+
+    outputs = (Output("weighted_sum", Leaf(0, 1) * 0.1, (), 1), Output("weighted_sum", Leaf(0, 1) * 0.1, (), 0, "col"))
+    program = Program(("rows", "cols"), outputs, Mask("row", None, Index("row")))
+    x, y = randn(700, 320, device=device, dtype=dtype), randn(1003, 320, device=device, dtype=dtype)
+    p, wide_p = ((a @ b.mT * 0.1).tril(-1) for a, b in ((x, y), (x.double(), y.double())))
+    want, plain = (wide_p @ y.double(), wide_p.mT @ x.double()), (p @ y, p.mT @ x)
+    for chunk in ((768, 1024), (256, 256), (256, 1024), (768, 512)):
+        with select.using(chunk=chunk):
+            made = loops.run(program, [x, y], (), 700, 1003, [dtype] * 2)
+        for axis, g, w, t in zip(("rows", "columns"), made, want, plain, strict=True):
+            accurate(g, w, t, f"{axis}, chunks of {chunk}")
 
 
 def test_draws_equal_those_of_the_cpu(device: torch.device) -> None:

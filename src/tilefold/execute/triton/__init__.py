@@ -2,12 +2,14 @@
 
 generate.py   the source of a Program's pointwise expressions          rows.py, tile.py   the loops
 plan.py       tensors to launches                                      launch.py          compiling and launching
+lists.py      long lists of top-k                                      chunks.py          payloads of many features
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch import Tensor
 from ... import folds
 from ...program import Program
 from .. import eager
-from . import generate, lists, plan
+from . import chunks, generate, lists, plan
 
 __all__ = ["explain_tiles", "generated_source", "run", "why_not"]
 
@@ -49,12 +51,24 @@ def run(
         return eager.run(program, operands, batch, n, k, payload_dtypes)
     if lists.serves(program, operands, batch, n, k):
         return lists.run_long_list(program, operands, batch, n, k)
-    launches, count = plan.plan(program, operands, batch, n, k, payload_dtypes)
+    launches, count = _launches(program, operands, batch, n, k, payload_dtypes)
     results: list[Tensor] = [operands[0]] * count
     device = operands[0].device
     for launch in launches:
         launch(operands, results, device)
     return results
+
+
+def _launches(
+    program: Program,
+    operands: Sequence[Tensor],
+    batch: tuple[int, ...],
+    n: int,
+    k: int,
+    payload_dtypes: Sequence[torch.dtype],
+) -> tuple[list[Any], int]:
+    make = chunks.launches if chunks.serves(program, operands, batch) else plan.plan
+    return make(program, operands, batch, n, k, payload_dtypes)
 
 
 def explain_tiles(
@@ -66,10 +80,8 @@ def explain_tiles(
     if lists.serves(program, operands, batch, n, k):
         return (lists.explain(program, operands, batch, n, k),)
     types = [operands[0].dtype if o.payload is None else operands[o.payload].dtype for o in program.outputs]
-    launches, _ = plan.plan(program, operands, batch, n, k, types)
-    return tuple(
-        f"{launch.tiles}; {launch.grid} blocks" + (", columns split" if launch.merge else "") for launch in launches
-    )
+    launches, _ = _launches(program, operands, batch, n, k, types)
+    return tuple(map(str, launches))
 
 
 def generated_source(program: Program) -> str:

@@ -100,14 +100,14 @@ def scales(fold: folds.Fold) -> bool:
     return bool(jit_state(fold))
 
 
-def _peel(e: Expr) -> tuple[float, Expr]:
+def peel(e: Expr) -> tuple[float, Expr]:
     """e as a positive factor times an expression."""
     if isinstance(e, Op) and e.name == "mul":
         for a, b in (e.operands, e.operands[::-1]):
             if isinstance(b, Const) and b.type == "float" and 1e-30 < b.value < 1e30 and a.type == "float":
                 return float(b.value), a
     if isinstance(e, Op) and e.name == "neg":
-        unit, inner = _peel(e.operands[0])
+        unit, inner = peel(e.operands[0])
         if unit != 1.0:
             return unit, -inner
     return 1.0, e
@@ -351,7 +351,7 @@ class _Generator:
         roots = [o.expr for o in p.outputs]
         units = [1.0] * len(roots)
         if not self.inline and not self.tiles:
-            peeled = [_peel(e) if takes_unit(f) else (1.0, e) for f, e in zip(self.folds, roots, strict=True)]
+            peeled = [peel(e) if takes_unit(f) else (1.0, e) for f, e in zip(self.folds, roots, strict=True)]
             units, roots = [u for u, _ in peeled], [_exp2_form(e, self.precise) for _, e in peeled]
         test = p.mask.test if p.mask else None
         wanted = [*roots, *([test] if test is not None else [])]

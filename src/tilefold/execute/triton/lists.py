@@ -23,9 +23,9 @@ from ... import folds
 from ...program import Output, Program
 from .. import select
 from . import plan, threshold
+from .chunks import BUFFER
 from .launch import Kernel
 
-BUFFER = 64 << 20
 SEGMENTS = 256 << 20  # bytes of kept chunks in a round of rows
 WORTH = 1 << 27  # scores from which it saves more than its launches cost (0.15 ms) against a list in registers
 WORTH_LONG = 1 << 22  # and against chunks, which write all scores
@@ -246,10 +246,7 @@ def _plan(
         return "float64 scores have no keys of 64 bits with their columns"
     tf32 = any(t.dtype == torch.float32 for t in operands) and plan.tf32_allowed()
     device = operands[0].device
-    key = (
-        id(program), batch, n, k, tf32, forced, select.forced(),
-        *[(t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device) for t in operands],
-    )  # fmt: skip
+    key = plan.call_key(program, operands, batch, n, k, tf32, forced)
     known = _plans.get(key)
     if known is not None and known[0] is program:
         return known[1]
@@ -260,7 +257,7 @@ def _plan(
     t = s.tiles
     c = choose(math.prod(batch) * n, k, best, t, limits.units, forced)
     if not c.pays:
-        return _keep(key, program, c.reason)
+        return plan.remember(_plans, key, (program, c.reason))[1]
     source = s.launch.source
     assert source is not None
     floats, ints = plan._numbers(source)
@@ -299,14 +296,7 @@ def _plan(
         s.kernel(threshold.rescore_kernel, ["*i32", "*i64", *numbers, "i32", "i32", "i32"], [0, 1], 4, 1, C=c.c, B=part),
         sort, members, part, taus,
     )  # fmt: skip
-    return _keep(key, program, made)
-
-
-def _keep(key: Any, program: Program, made: _Plan | str) -> _Plan | str:
-    if len(_plans) >= plan.PLANS:
-        _plans.pop(next(iter(_plans)))
-    _plans[key] = (program, made)
-    return made
+    return plan.remember(_plans, key, (program, made))[1]
 
 
 def why_not_threshold(

@@ -40,11 +40,12 @@ class Piece:
 
 
 @functools.lru_cache(maxsize=2048)
-def pieces(program: Program, summed: tuple[tuple[int, ...], ...]) -> tuple[Piece, ...]:
-    """The launches of a Program whose outputs sum over these batch dimensions each."""
+def pieces(program: Program, summed: tuple[tuple[int, ...], ...], without: tuple[int, ...] = ()) -> tuple[Piece, ...]:
+    """The launches of a Program whose outputs sum over these batch dimensions each; none for the outputs in `without`."""
     groups: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for j, o in enumerate(program.outputs):
-        groups.setdefault((o.axis, summed[j]), []).append(j)
+        if j not in without:
+            groups.setdefault((o.axis, summed[j]), []).append(j)
     turned = program.transpose() if any(o.axis == "col" for o in program.outputs) else program
     made = []
     for (axis, dims), members in groups.items():
@@ -128,7 +129,7 @@ class Launch:
     merge: tuple[Kernel, int, tuple[Any, ...]] | None = None
     tiles: select.Tiles | None = None
     source: generate.Source | None = None
-    tiles_only: bool = False
+    block: tuple[int, int] | None = None  # rows, columns of a block where the scores themselves are the result
     described: tuple[int, int, list[int], list[int]] | None = (
         None  # operands that come as tensor descriptors, and their tiles
     )
@@ -139,7 +140,7 @@ class Launch:
             results[out[0]] = t
         parts = tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.parts])
         args = self._operands(operands)
-        if self.tiles_only:
+        if self.block is not None:
             args.extend((made, made[0]))
         else:
             args = [*self._descriptors(operands), *args, () if parts else made, parts]
@@ -166,6 +167,23 @@ class Launch:
         for at, numbers in self._slots:
             args[at] = tuple([operands[i] for i in numbers])
         return args
+
+    def fill(
+        self,
+        operands: Sequence[Tensor],
+        outs: tuple[Tensor, ...],
+        part: tuple[int, int, int, int],
+        device: torch.device,
+    ) -> None:
+        """Writes the scores of a part (row0, rows_end, col0, cols_end), of [N, K] or beyond its end, where they are 0."""
+        (bn, bk), (row0, rows_end, col0, cols_end) = self.block, part
+        row_tiles, col_tiles = math.ceil((rows_end - row0) / bn), math.ceil((cols_end - col0) / bk)
+        kept, summed, kept_count = self.tail[8:11]
+        tail = (*self.tail[:4], *part, kept, summed, kept_count, row_tiles, col_tiles)
+        self.kernel(row_tiles * col_tiles * kept_count, device, (*self._operands(operands), outs, outs[0], *tail))
+
+    def __str__(self) -> str:
+        return f"{self.tiles}; {self.grid} blocks" + (", columns split" if self.merge else "")
 
     def scores(self, operands: Sequence[Tensor], shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
         """A chunk of scores and which of them are visible."""
@@ -231,8 +249,12 @@ def _kernel(fn: Any, signature: Sequence[Any], marks: dict[tuple[int, ...], int]
 
 def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, places: Sequence[Sequence[int]],
                shapes: Sequence[Sequence[tuple[tuple[int, ...], torch.dtype]]], limits: select.Limits, tf32: bool,
-               chunk: tuple[int, int, int, int] | None = None) -> Launch:  # fmt: skip
-    """Plans one piece. `chunk` (row0, rows_end, col0, cols_end): only the scores of that part, with their visibility."""
+               chunk: tuple[int, int, int, int] | None = None, padded: bool = False) -> Launch:  # fmt: skip
+    """Plans one piece.
+
+    chunk     (row0, rows_end, col0, cols_end): only the scores of that part, with their visibility
+    padded    scores whose parts, all of them multiples of 16 columns, `fill` writes
+    """
     program = piece.program
     tensors = [operands[i] for i in piece.operands]
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
@@ -367,21 +389,27 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     sizes = (tuple("i32" for _ in kept), tuple("i32" for _ in summed))
 
     if tile_output:
-        bn, bk = min(t.bn, 64), min(t.bk, 64)
+        fast = padded and limits.matrix > 0 and not (t.resident or slow)
+        bn, bk = (t.bn, t.bk) if fast else (min(t.bn, 64), min(t.bk, 64))
         row0, rows_end, col0, cols_end = chunk or (0, n, 0, k)
         row_tiles, col_tiles = math.ceil((rows_end - row0) / bn), math.ceil((cols_end - col0) / bk)
-        bd = 32 if slow else 64
+        bd = t.bd if fast else 32 if slow else 64
         outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
         fill = tuple(-math.inf if chunk else 0.0 for _ in program.outputs)
         marks |= {
             (len(signature), e): 16 for e in range(len(outs))
         }  # what torch.empty gives starts on a multiple of 16 bytes
         signature += [tuple(pointer(d) for _, _, d in outs), "*i8", floats, ints, *["i32"] * 6, *sizes, *["i32"] * 3]
+        if padded:
+            names = rows.tiles_kernel.arg_names
+            marks |= {(names.index(name),): 16 for name in ("col0", "cols_end")}
         constants = (
             module.row_part, module.bounds, module.score, module.test, source.tested, leaf, xdim, ydim, *counts, source.mask, blocks, fill, chunk is not None,
             len(kept), len(summed), bn, bk, bd, big, wide_tl, precision,
         )  # fmt: skip
-        kernel = _kernel(rows.tiles_kernel, signature, marks, constants, source.text, 4, 2)
+        kernel = _kernel(
+            rows.tiles_kernel, signature, marks, constants, source.text, *((t.warps, t.stages) if fast else (4, 2))
+        )
         tail = (
             source.floats,
             source.ints,
@@ -406,7 +434,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
             outs,
             tiles=t,
             source=source,
-            tiles_only=True,
+            block=(bn, bk),
         )
 
     row_tiles = math.ceil(n / t.bn)
@@ -543,37 +571,54 @@ def long_list(o: Output) -> bool:
     return o.fold in ("topk", "bottomk") and dict(o.options)["k"] > COMBINABLE_K
 
 
+def results_of(
+    program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, dtypes: Sequence[torch.dtype]
+) -> tuple[list[list[tuple[tuple[int, ...], torch.dtype]]], list[range]]:
+    """For each output the shapes and types of its results, and their places among all results."""
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
+    shapes = [result_shapes(o, operands, batch, n, k, wide, d) for o, d in zip(program.outputs, dtypes, strict=True)]
+    starts = [sum(map(len, shapes[:j])) for j in range(len(shapes))]
+    return shapes, [range(s, s + len(x)) for s, x in zip(starts, shapes, strict=True)]
+
+
+def call_key(program: Program, operands: Sequence[Tensor], *more: Any) -> Any:
+    """What a plan of a call depends on."""
+    return (
+        id(program),
+        *more,
+        select.forced(),
+        *[(t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device) for t in operands],
+    )
+
+
+def remember(plans: dict[Any, Any], key: Any, made: Any) -> Any:
+    """Keeps a plan, instead of the oldest where there are PLANS of them."""
+    if len(plans) >= PLANS:
+        plans.pop(next(iter(plans)))
+    plans[key] = made
+    return made
+
+
 _plans: dict[Any, tuple[Any, list[Launch], int]] = {}
 
 
 def plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int,
-         payload_dtypes: Sequence[torch.dtype]) -> tuple[list[Launch], int]:  # fmt: skip
-    """The launches of a call, and how many results they make."""
+         payload_dtypes: Sequence[torch.dtype], without: tuple[int, ...] = ()) -> tuple[list[Launch], int]:  # fmt: skip
+    """The launches of a call but for the outputs in `without`, and how many results the Program has."""
     tf32 = torch.float32 in [t.dtype for t in operands] and tf32_allowed()
-    key = (
-        id(program), batch, n, k, tf32, *payload_dtypes, select.forced(),
-        *[(t.dtype, t.shape, t.stride(), t.data_ptr() % 16, t.device) for t in operands],
-    )  # fmt: skip
+    key = call_key(program, operands, batch, n, k, tf32, *payload_dtypes, without)
     known = _plans.get(key)
     if known is not None and known[0] is program:
         return known[1], known[2]
     device = operands[0].device
     limits = select.limits_of(device.type, device.index)
-    wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
-    shapes = [
-        result_shapes(o, operands, batch, n, k, wide, d) for o, d in zip(program.outputs, payload_dtypes, strict=True)
-    ]
-    starts = [sum(map(len, shapes[:j])) for j in range(len(shapes))]
-    places = [range(s, s + len(x)) for s, x in zip(starts, shapes, strict=True)]
+    shapes, places = results_of(program, operands, batch, n, k, payload_dtypes)
     patterns = tuple(summed_dimensions(o, operands, batch) for o in program.outputs)
     launches = [
         plan_piece(
             p, operands, batch, n, k, [places[j] for j in p.outputs], [shapes[j] for j in p.outputs], limits, tf32
         )
-        for p in pieces(program, patterns)
+        for p in pieces(program, patterns, without)
     ]
-    total = sum(map(len, shapes))
-    if len(_plans) >= PLANS:
-        _plans.pop(next(iter(_plans)))
-    _plans[key] = (program, launches, total)
-    return launches, total
+    remember(_plans, key, (program, launches, sum(map(len, shapes))))
+    return launches, sum(map(len, shapes))

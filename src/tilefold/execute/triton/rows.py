@@ -25,6 +25,7 @@ from .tile import (
 )
 
 SCAN = tl.constexpr(1024)  # columns whose bounds are looked at together
+TOGETHER = tl.constexpr(16)  # row tiles of scores that share their columns in the cache
 
 
 @triton.jit
@@ -363,10 +364,8 @@ def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, ou
                  BIG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
     """Scores of rows row0..rows_end and columns col0..cols_end, into out[e] [*, rows, columns] and their visibility into seen."""
     pid = tl.program_id(0)
-    tile = pid % row_tiles
-    rest = pid // row_tiles
-    col_tile = rest % col_tiles
-    entry = rest // col_tiles
+    tile, col_tile = place(pid % (row_tiles * col_tiles), row_tiles, col_tiles, TOGETHER, False)
+    entry = pid // (row_tiles * col_tiles)
     at_kept = coordinates(entry, kept, NK)
     i0 = row0 + tile * BN
     i_local = tl.minimum(tl.arange(0, BN), n - 1 - i0)
