@@ -1,6 +1,7 @@
 """Payloads of many features: scores are written once a chunk, products by the matrix library."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -9,14 +10,14 @@ from accuracy import accurate
 from helpers import assert_same
 
 import tilefold as tf
-from tilefold import mask
 from tilefold.execute import select
 from tilefold.execute import triton as loops
-from tilefold.execute.triton import chunks, plan
+from tilefold.execute.triton import chunks, plan, streamed
 from tilefold.program import Index, Leaf, Mask, Output, Program, op
 
 D = 300
 SEVERAL = (16, 32)  # rows, columns of a chunk: ragged ends on both sides
+F16 = torch.float16
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -24,17 +25,17 @@ def operand(*shape, dtype=torch.float32, scale=1.0):
     return (torch.randn(*shape) * scale).to(dtype).requires_grad_()
 
 
-def gradients(loss, operands, chunk=SEVERAL):
+def gradients(loss, operands, chunk=SEVERAL, **tiles):
     """By the loops, in chunks of that size."""
-    with tf.backend("triton"), select.using(chunk=chunk):
+    with tf.backend("triton"), select.using(chunk=chunk, **tiles):
         value = loss(*operands)
         up = torch.randn(value.shape, generator=torch.Generator().manual_seed(1)).to(value.dtype)
         return value, torch.autograd.grad(value, operands, up), up
 
 
-def check(ours, theirs, operands, chunk=SEVERAL):
+def check(ours, theirs, operands, chunk=SEVERAL, **tiles):
     """Gradients of `ours` against those of `theirs` on all scores, in float64 and in the operands' type."""
-    _, found, up = gradients(ours, operands, chunk)
+    _, found, up = gradients(ours, operands, chunk, **tiles)
     wide = [t.detach().double().requires_grad_() for t in operands]
     want = torch.autograd.grad(theirs(*wide), wide, up.double())
     value = theirs(*operands)
@@ -57,6 +58,35 @@ def written(monkeypatch):
 
     monkeypatch.setattr(plan.Launch, "fill", keep)
     return parts
+
+
+def test_scores_by_tensor_descriptors():
+    """The loop that GPUs with descriptors take; what it skips or hides is as in the other one."""
+    n, v, d = 45, 70, 304
+    target = torch.randint(0, v, (n,))
+    target[3:20] = -100
+    kernels = []
+    launch = plan.Kernel.__call__
+
+    def keep(self, *rest):
+        kernels.append(self.fn)
+        launch(self, *rest)
+
+    tiles = {"bn": 16, "bk": 32, "bd": 16, "resident": False, "described": True}
+    with mock.patch.object(plan.Kernel, "__call__", keep):
+        check(
+            lambda x, w, b: tf.linear_cross_entropy(x, w, target, linear_bias=b, z_loss=0.1),
+            lambda x, w, b: with_z_loss(F.linear(x, w, b), target, 0.1),
+            [operand(n, d, dtype=F16), operand(v, d, dtype=F16, scale=0.1), operand(v, dtype=F16)],
+            **tiles,
+        )
+    assert kernels.count(streamed.streamed_tiles_kernel) == 3 * 3
+
+
+def with_z_loss(s, target, z):
+    loss = F.cross_entropy(s, target)
+    kept = target != -100
+    return loss + z * s.logsumexp(-1)[kept].square().mean()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -123,7 +153,7 @@ def test_causal_sum_with_a_payload(dtype):
         return (x @ y.mT * 0.25).tanh().tril() @ v
 
     check(
-        lambda x, y, v: (tf.scores(x, y) * 0.25).tanh().visible(mask.causal()) @ v,
+        lambda x, y, v: (tf.scores(x, y) * 0.25).tanh().visible(tf.mask.causal()) @ v,
         theirs,
         [operand(n, 16, dtype=dtype), operand(n, 16, dtype=dtype), operand(n, D, dtype=dtype)],
     )

@@ -220,7 +220,7 @@ FLOPS, OPS, EXPS, BYTES, SHARED_BYTES = 4096, 64, 16, 72, 128
 # block of two groups, for one block of one group.
 EXPOSED_TWO_BLOCKS, EXPOSED_TWO_GROUPS, EXPOSED_ALONE = 0.17, 0.54, 0.92
 LIGHT = 12  # operations per score up to which 128 x 256 scores fit in registers beside their temporaries
-BUSY = 40  # operations per score, random numbers for one, beyond which even 128 x 128 spill
+BUSY = 40  # operations per score, and eight for each fold, beyond which even 128 x 128 spill
 STEP = 32.0  # clocks of a step beside its work
 WAITING = {1: 1.34, 2: 1.09}  # factor of few stages: loads are waited for
 CLOSE = 1.08  # among tiles this close the largest is taken: it reads least from the cache
@@ -273,7 +273,7 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
         bn, bk = (64, 64) if max(bdv) > 128 or need.leaves > 1 else (128, 64)
     else:
         light = need.leaves == 1 and need.outputs <= 2 and need.ops <= LIGHT and not (need.lists or need.heavy)
-        bn, bk = (128, 256) if light and limits.shared > 100 << 10 else (128, 128) if need.ops <= BUSY else (64, 128)
+        bn, bk = (128, 256) if light and limits.shared > 100 << 10 else (128, 128) if need.ops + 8 * need.outputs <= BUSY else (64, 128)
     bd = max(16, 128 // size)
     stages = 3 if need.payloads else 4  # 128 x 256 x 64 with four: 1.00 of cuBLAS on an H200, bfloat16 (2026)
     waiting = limits.warp // 64

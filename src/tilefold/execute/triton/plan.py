@@ -115,6 +115,18 @@ def needs_multiply_add(a: torch.dtype, b: torch.dtype, tf32: bool) -> bool:
     return wide == torch.float64 or (wide == torch.float32 and not tf32)
 
 
+@dataclass(frozen=True)
+class Written:
+    """Of a launch whose result is a part of the scores: rows and columns of a block, the part, batch dimensions, and the units."""
+
+    block: tuple[int, int]
+    part: tuple[int, int, int, int]
+    kept: tuple[int, ...]
+    summed: tuple[int, ...]
+    kept_count: int
+    units: int
+
+
 @dataclass
 class Launch:
     """Everything of one launch but the pointers."""
@@ -129,7 +141,7 @@ class Launch:
     merge: tuple[Kernel, int, tuple[Any, ...]] | None = None
     tiles: select.Tiles | None = None
     source: generate.Source | None = None
-    block: tuple[int, int] | None = None  # rows, columns of a block where the scores themselves are the result
+    written: Written | None = None  # where the scores themselves are the result
     described: tuple[int, int, list[int], list[int]] | None = (
         None  # operands that come as tensor descriptors, and their tiles
     )
@@ -139,11 +151,10 @@ class Launch:
         for out, t in zip(self.outputs, made, strict=True):
             results[out[0]] = t
         parts = tuple([torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.parts])
-        args = self._operands(operands)
-        if self.block is not None:
-            args.extend((made, made[0]))
-        else:
-            args = [*self._descriptors(operands), *args, () if parts else made, parts]
+        if self.written is not None:
+            self.fill(operands, made, self.written.part, device)
+            return
+        args = (*self._descriptors(operands), *self._operands(operands), () if parts else made, parts)
         self.kernel(self.grid, device, (*args, *self.tail))
         if self.merge is not None:
             kernel, grid, tail = self.merge
@@ -174,22 +185,33 @@ class Launch:
         outs: tuple[Tensor, ...],
         part: tuple[int, int, int, int],
         device: torch.device,
+        seen: Tensor | None = None,
     ) -> None:
         """Writes the scores of a part (row0, rows_end, col0, cols_end), of [N, K] or beyond its end, where they are 0."""
-        (bn, bk), (row0, rows_end, col0, cols_end) = self.block, part
-        row_tiles, col_tiles = math.ceil((rows_end - row0) / bn), math.ceil((cols_end - col0) / bk)
-        kept, summed, kept_count = self.tail[8:11]
-        tail = (*self.tail[:4], *part, kept, summed, kept_count, row_tiles, col_tiles)
-        self.kernel(row_tiles * col_tiles * kept_count, device, (*self._operands(operands), outs, outs[0], *tail))
+        w = self.written
+        assert w is not None
+        row_tiles, col_tiles = math.ceil((part[1] - part[0]) / w.block[0]), math.ceil((part[3] - part[2]) / w.block[1])
+        args = self._operands(operands)
+        if self.described is not None:
+            grid = min(w.units, row_tiles * col_tiles)
+            args = [*self._descriptors(operands), *args, outs]
+            end: tuple[Any, ...] = (row_tiles, col_tiles, select.STREAMED_GROUP, grid)
+        else:
+            grid = row_tiles * col_tiles * w.kept_count
+            args += [outs, outs[0] if seen is None else seen]
+            end = (w.kept, w.summed, w.kept_count, row_tiles, col_tiles)
+        self.kernel(grid, device, (*args, *self.tail, *part, *end))
 
     def __str__(self) -> str:
-        return f"{self.tiles}; {self.grid} blocks" + (", columns split" if self.merge else "")
+        blocks = "" if self.written else f"; {self.grid} blocks"
+        return f"{self.tiles}{blocks}" + (", columns split" if self.merge else "")
 
     def scores(self, operands: Sequence[Tensor], shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
         """A chunk of scores and which of them are visible."""
         s = torch.empty(shape, dtype=self.outputs[0][2], device=device)
         seen = torch.empty(shape, dtype=torch.int8, device=device)
-        self.kernel(self.grid, device, (*self._operands(operands), (s,), seen, *self.tail))
+        assert self.written is not None
+        self.fill(operands, (s,), self.written.part, device, seen)
         return s, seen
 
 
@@ -363,14 +385,23 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     precision = "tf32" if tf32 else "ieee"
     blocks = (0, 0) if mask.block is None else mask.block_size
     described = None
-    if not (t.resident or tile_output or kept or summed or slow) and t.described and casts and casts[0] == 0:
+    written = tile_output and padded and source.mask < 2 and not blocks[0]  # as a loop over tiles of scores
+    if (
+        not (t.resident or kept or summed or slow)
+        and (written or not tile_output)
+        and t.described
+        and casts
+        and casts[0] == 0
+    ):
         a, b = (source.x[source.leaves[0][0]], source.y[source.leaves[0][1]])
         if aligned[a] and aligned[b] and tensors[a].shape[-1] >= t.bd and min(n, k) >= 16:
             described = (piece.operands[a], piece.operands[b], [t.bn, t.bd], [t.bk, t.bd])
     descriptors = ["constexpr", "constexpr"] if described is None else [
         f"tensordesc<{pointer(operands[i].dtype)[1:]}{list(shape)}>" for i, shape in zip(described[:2], described[2:], strict=True)
     ]  # fmt: skip
-    signature, marks = _signature(groups, tensors, strides, aligned, [] if tile_output else descriptors)
+    signature, marks = _signature(
+        groups, tensors, strides, aligned, [] if tile_output and described is None else descriptors
+    )
     floats, ints = _numbers(source)
     units = tuple("fp32" for _ in source.unit)
     leaf = tuple((*pair, c) for pair, c in zip(source.leaves, casts, strict=True))
@@ -391,50 +422,61 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     if tile_output:
         fast = padded and limits.matrix > 0 and not (t.resident or slow)
         bn, bk = (t.bn, t.bk) if fast else (min(t.bn, 64), min(t.bk, 64))
-        row0, rows_end, col0, cols_end = chunk or (0, n, 0, k)
-        row_tiles, col_tiles = math.ceil((rows_end - row0) / bn), math.ceil((cols_end - col0) / bk)
-        bd = t.bd if fast else 32 if slow else 64
+        part = chunk or (0, n, 0, k)
         outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
-        fill = tuple(-math.inf if chunk else 0.0 for _ in program.outputs)
-        marks |= {
-            (len(signature), e): 16 for e in range(len(outs))
-        }  # what torch.empty gives starts on a multiple of 16 bytes
-        signature += [tuple(pointer(d) for _, _, d in outs), "*i8", floats, ints, *["i32"] * 6, *sizes, *["i32"] * 3]
+        # what torch.empty gives starts on a multiple of 16 bytes
+        marks |= {(len(signature), e): 16 for e in range(len(outs))}
+        signature += [tuple(pointer(d) for _, _, d in outs)]
+        head = (
+            module.row_part,
+            module.bounds,
+            module.score,
+            module.test,
+            source.tested,
+            leaf,
+            xdim,
+            ydim,
+            *counts,
+            source.mask,
+        )
+        if described is not None:
+            function = streamed.streamed_tiles_kernel
+            signature += [floats, ints, *["i32"] * 10]
+            constants: tuple[Any, ...] = (*head, len(outs), bn, bk, bd, big, wide_tl, precision)
+            warps, stages = t.warps, min(t.stages, 3)  # beside the tile on its way out
+        else:
+            function = rows.tiles_kernel
+            signature += ["*i8", floats, ints, *["i32"] * 6, *sizes, *["i32"] * 3]
+            fill = tuple(-math.inf if chunk else 0.0 for _ in program.outputs)
+            bd = t.bd if fast else 32 if slow else 64
+            constants = (
+                *head,
+                blocks,
+                fill,
+                chunk is not None,
+                len(kept),
+                len(summed),
+                bn,
+                bk,
+                bd,
+                big,
+                wide_tl,
+                precision,
+            )
+            warps, stages = (t.warps, t.stages) if fast else (4, 2)
         if padded:
-            names = rows.tiles_kernel.arg_names
-            marks |= {(names.index(name),): 16 for name in ("col0", "cols_end")}
-        constants = (
-            module.row_part, module.bounds, module.score, module.test, source.tested, leaf, xdim, ydim, *counts, source.mask, blocks, fill, chunk is not None,
-            len(kept), len(summed), bn, bk, bd, big, wide_tl, precision,
-        )  # fmt: skip
-        kernel = _kernel(
-            rows.tiles_kernel, signature, marks, constants, source.text, *((t.warps, t.stages) if fast else (4, 2))
-        )
-        tail = (
-            source.floats,
-            source.ints,
-            n,
-            k,
-            row0,
-            rows_end,
-            col0,
-            cols_end,
-            kept,
-            summed,
-            kept_count,
-            row_tiles,
-            col_tiles,
-        )
+            marks |= {(function.arg_names.index(name),): 16 for name in ("col0", "cols_end")}
         return Launch(
-            kernel,
-            row_tiles * col_tiles * kept_count,
+            _kernel(function, signature, marks, constants, source.text, warps, stages),
+            0,
             pointers,
             packed,
-            tail,
+            (source.floats, source.ints, n, k),
             outs,
             tiles=t,
             source=source,
-            block=(bn, bk),
+            described=described,
+            written=Written((bn, bk), part, kept, summed, kept_count, limits.units),
         )
 
     row_tiles = math.ceil(n / t.bn)
@@ -467,7 +509,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     signature += [() if split else out_types, part_types if split else (), floats, ints, units, "i32", "i32"]
     if persistent:
         signature += ["i32"] * 4
-        constants: tuple[Any, ...] = (
+        constants = (
             module.row_part, module.score, module.test, source.tested, module.start, module.step, module.flat, module.nest,
             leaf, xdim, ydim, *counts, source.states, t.bn, t.bk, bd, big, wide_tl, precision,
         )  # fmt: skip

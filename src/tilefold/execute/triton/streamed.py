@@ -43,11 +43,11 @@ def locate(q, pid, programs, row_tiles, splits, group, size, longer):
 
 @triton.jit
 def score_tile(i0, j0, x_desc, y_desc, x, xs, x_off, y, ys, y_off, rd, rds, r_off, cd, cds, c_off, td, tds, t_off, sv, F, I, n, k,
-               ROW: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr,
-               YDIM: tl.constexpr, NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr, TT: tl.constexpr,
-               BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+               ROW: tl.constexpr, BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, LEAF: tl.constexpr,
+               XDIM: tl.constexpr, YDIM: tl.constexpr, NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr,
+               TT: tl.constexpr, MASK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
                EDGE: tl.constexpr):
-    """The scores of a tile, in a tuple which of them are visible (empty: all), and the columns' numbers; EDGE hides columns from k on."""
+    """The scores of a tile, in a tuple which of them are visible (empty: all), and the columns' numbers; EDGE hides what a mask or the end hides."""
     i_local = tl.minimum(tl.arange(0, BN), n - 1 - i0)  # rows behind the last repeat it and are not stored
     rows = i0 + i_local
     j_local = tl.arange(0, BK)
@@ -62,6 +62,9 @@ def score_tile(i0, j0, x_desc, y_desc, x, xs, x_off, y, ys, y_off, rd, rds, r_of
     visible = ()
     if EDGE:
         visible = ((cols < k)[None, :] & (rows >= 0)[:, None],)
+        if MASK == 1:
+            lo, hi = BOUNDS(rdv, sv, F, I, rows, n, k)
+            visible = (visible[0] & (cols[None, :] >= lo[:, None]) & (cols[None, :] < hi[:, None]),)
     s = SCORE(leaves, rdv, rv, c, t, sv, F, I, rows, cols, n, k, zero, WIDE)
     if TESTED:
         test = TEST(leaves, rdv, rv, c, t, sv, F, I, rows, cols, n, k, zero, WIDE)
@@ -101,7 +104,7 @@ def streamed_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd,
         i0 = tile * BN
         j0 = column * BK
         s, visible, cols = score_tile(i0, j0, x_desc, y_desc, x, xs, x_off, y, ys, y_off, rd, rds, r_off, cd, cds, c_off, td, tds, t_off, sv, F, I, n, k,
-                                      ROW, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NR, TR, NC, TC, NT, TT, BN, BK, BD, BIG, WIDE, PRECISION, False)
+                                      ROW, None, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NR, TR, NC, TC, NT, TT, 0, BN, BK, BD, BIG, WIDE, PRECISION, False)
         seen = None
         if len(visible) > 0:
             seen = visible[0]
@@ -120,8 +123,8 @@ def streamed_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd,
             j0 = whole * BK
             states, accs = START(BN, (), WIDE)
             s, visible, cols = score_tile(i0, j0, x_desc, y_desc, x, xs, x_off, y, ys, y_off, rd, rds, r_off, cd, cds, c_off, td, tds, t_off, sv, F, I,
-                                          n, k, ROW, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NR, TR, NC, TC, NT, TT, BN, BK, BD, BIG, WIDE, PRECISION,
-                                          True)
+                                          n, k, ROW, None, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NR, TR, NC, TC, NT, TT, 0, BN, BK, BD, BIG, WIDE,
+                                          PRECISION, True)
             states, accs = STEP(states, accs, s, cols, j0, visible[0], (), unit, (), PRECISION)
             store_states(FLAT(states, accs), part, splits.to(tl.int64) * n + i0, local, i0 + local < n, (), STATES, (), ())
 
@@ -129,9 +132,9 @@ def streamed_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd,
 @triton.jit
 def streamed_tiles_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, out, F, I, n, k, row0, rows_end, col0, cols_end,
                           row_tiles, col_tiles, group, programs,
-                          ROW: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr,
-                          YDIM: tl.constexpr, NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr,
-                          TT: tl.constexpr, NSC: tl.constexpr, TSC: tl.constexpr, COUNT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                          ROW: tl.constexpr, BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, LEAF: tl.constexpr,
+                          XDIM: tl.constexpr, YDIM: tl.constexpr, NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr,
+                          NT: tl.constexpr, TT: tl.constexpr, NSC: tl.constexpr, TSC: tl.constexpr, MASK: tl.constexpr, COUNT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                           BD: tl.constexpr, BIG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
     """Rows row0..rows_end and columns col0..cols_end into out[e] [rows, columns], hidden scores as 0."""
     x_off = batch_offsets(xs, len(XDIM), 2, (), (), 0, 0)
@@ -145,8 +148,8 @@ def streamed_tiles_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, td
         tile, j = place(q, row_tiles, col_tiles, group, False)
         i0 = row0 + tile * BN
         s, visible, cols = score_tile(i0, col0 + j * BK, x_desc, y_desc, x, xs, x_off, y, ys, y_off, rd, rds, r_off, cd, cds, c_off, td, tds, t_off, sv,
-                                      F, I, n, k, ROW, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NR, TR, NC, TC, NT, TT, BN, BK, BD, BIG, WIDE, PRECISION,
-                                      True)
+                                      F, I, n, k, ROW, BOUNDS, SCORE, TEST, TESTED, LEAF, XDIM, YDIM, NR, TR, NC, TC, NT, TT, MASK, BN, BK, BD, BIG,
+                                      WIDE, PRECISION, True)
         at = (tile * BN + local).to(tl.int64)[:, None] * (cols_end - col0) + (cols - col0)[None, :]
         inside = (i0 + local < rows_end)[:, None] & (cols < cols_end)[None, :]
         for o in tl.static_range(COUNT):
