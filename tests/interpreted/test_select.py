@@ -22,7 +22,7 @@ def need(d, dv=None, size=2, leaves=1, payloads=1, slow=False):
     pay = () if dv is None else ((dv, size, False),) * payloads
     return select.Need(
         rows=((d, size),) * leaves, cols=((d, size),) * leaves, leaves=leaves, outputs=max(1, payloads), payloads=pay, slow_product=slow,
-        wide=8 if size == 8 else 4, state=2, lists=False, masked=False, tiles=0, summed=False, heavy=False, ops=4, exps=1,
+        wide=8 if size == 8 else 4, state=2, lists=False, masked=False, tiles=0, summed=False, turned=False, heavy=False, ops=4, exps=1,
     )  # fmt: skip
 
 

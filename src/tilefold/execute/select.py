@@ -44,6 +44,7 @@ class Need:
     masked: bool
     tiles: int  # [N, K] operands
     summed: bool  # batch entries are looped over
+    turned: bool  # sums per column: the rows' data lies along the tile's columns
     heavy: bool  # some fold keeps more than the scores alive in a step
     ops: float  # per score, of folds and expressions: arithmetic, at the rate of compares
     exps: float
@@ -272,8 +273,11 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
     if need.payloads:
         bn, bk = (64, 64) if max(bdv) > 128 or need.leaves > 1 else (128, 64)
     else:
-        light = need.leaves == 1 and need.outputs <= 2 and need.ops <= LIGHT and not (need.lists or need.heavy)
-        bn, bk = (128, 256) if light and limits.shared > 100 << 10 else (128, 128) if need.ops + 8 * need.outputs <= BUSY else (64, 128)
+        light = need.leaves == 1 and need.outputs <= 2 and need.ops <= LIGHT
+        if light and not (need.lists or need.heavy or need.turned) and limits.shared > 100 << 10:
+            bn, bk = 128, 256
+        else:
+            bn, bk = (128 if need.ops + 8 * need.outputs <= BUSY else 64), 128
     bd = max(16, 128 // size)
     stages = 3 if need.payloads else 4  # 128 x 256 x 64 with four: 1.00 of cuBLAS on an H200, bfloat16 (2026)
     waiting = limits.warp // 64

@@ -1,4 +1,5 @@
 """Sums of scores times a payload of many features, over rows, over columns or both: scores are written once, a chunk at a time.
+Plain sums of the same scores come with them.
 
     P = score(X Y^T, ..) [R, C]       one launch of tiles_kernel, in the payload's type; hidden scores are 0
     row outputs  acc[rows] += P V[cols]
@@ -51,13 +52,16 @@ def serves(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...])
 
 
 def outputs(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers of the outputs that are made here: sums with a payload where features come in several slices or are streamed."""
+    """The numbers of the outputs that are made here: sums with a payload where features come in several slices or are streamed, and
+    plain sums of the same scores."""
     if math.prod(batch) != 1:
         return ()
+    heavy = [o for o in program.outputs if o.fold == "weighted_sum" and _features(o, operands) > select.RESIDENT_D]
+    scored = {generate.peel(o.expr)[1] for o in heavy}
     return tuple(
         j
         for j, o in enumerate(program.outputs)
-        if o.fold == "weighted_sum" and _features(o, operands) > select.RESIDENT_D
+        if o in heavy or (o.fold == "sum" and o.axis in OTHER and generate.peel(o.expr)[1] in scored)
     )
 
 
@@ -68,17 +72,22 @@ def _features(o: Output, operands: Sequence[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Sum:
-    """An output: unit * sum of P v over the columns (axis "row") or the rows (axis "col")."""
+    """An output: unit * sum of P v, or of P, over the columns (axis "row") or the rows (axis "col")."""
 
     place: int  # among the results
     shape: tuple[int, ...]
     dtype: torch.dtype
     axis: str
-    payload: int
+    payload: int | None
     scores: int  # number of P
     unit: float
     wide: torch.dtype  # in which products are accumulated
     direct: bool  # products are added in the result itself
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Of the result as a matrix."""
+        return (self.shape[-1], 1) if self.payload is None else (self.shape[-2], self.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -106,9 +115,9 @@ class Chunks:
         accs = []
         for s in self.sums:
             results[s.place] = torch.empty(s.shape, dtype=s.dtype, device=device)
-            length = self.blocks[s.axis][0][1] if s.axis == self.outer else s.shape[-2]
-            shape = (length, s.shape[-1])
-            accs.append(_matrix(results[s.place]) if s.direct else torch.empty(shape, dtype=s.wide, device=device))
+            length = self.blocks[s.axis][0][1] if s.axis == self.outer else s.size[0]
+            shape = (length, s.size[1])
+            accs.append(results[s.place].view(s.size) if s.direct else torch.empty(shape, dtype=s.wide, device=device))
         inner = OTHER[self.outer]
         for outside in self.blocks[self.outer]:
             outer_payloads = self._payloads(operands, self.outer, outside, counts)
@@ -122,9 +131,11 @@ class Chunks:
                     first, end = at[s.axis]
                     over, every = at[OTHER[s.axis]], self.blocks[OTHER[s.axis]]
                     target = acc[first:end] if s.direct or s.axis == inner else acc[: end - first]
-                    _add(target, p if s.axis == "row" else p.mT, payloads[s.axis, s.payload], s.unit, over is every[0])
+                    p = p if s.axis == "row" else p.mT
+                    v = None if s.payload is None else payloads[s.axis, s.payload]
+                    _add(target, p, v, s.unit, over is every[0])
                     if over is every[-1] and not s.direct:
-                        _matrix(results[s.place])[first:end] = target
+                        results[s.place].view(s.size)[first:end] = target
 
     def _payloads(
         self, operands: Sequence[Tensor], axis: str, block: tuple[int, int], counts: list[Any]
@@ -132,7 +143,7 @@ class Chunks:
         """The parts of the payloads along an axis, with 0 where a mask hides all: padding may hold anything, and 0 * NaN is NaN."""
         made = {}
         for s in self.sums:
-            if OTHER[s.axis] == axis and (s.axis, s.payload) not in made:
+            if s.payload is not None and OTHER[s.axis] == axis and (s.axis, s.payload) not in made:
                 v = _matrix(operands[s.payload])[slice(*block)].to(self.types[s.scores])
                 if (count := counts[axis == "col"]) is not None:
                     v = v.masked_fill((count.view(-1)[slice(*block)] == 0)[:, None], 0.0)
@@ -144,8 +155,12 @@ def _matrix(t: Tensor) -> Tensor:
     return t.view(t.shape[-2:])
 
 
-def _add(target: Tensor, p: Tensor, v: Tensor, unit: float, first: bool) -> None:
-    """target + unit * p @ v, in its place; the `first` replaces what it holds."""
+def _add(target: Tensor, p: Tensor, v: Tensor | None, unit: float, first: bool) -> None:
+    """target + unit * p @ v, or the sums of p's rows, in its place; the `first` replaces what it holds."""
+    if v is None:
+        more = p.sum(-1, keepdim=True, dtype=target.dtype)
+        torch.mul(more, unit, out=target) if first else target.add_(more, alpha=unit)
+        return
     factors = {"beta": 0.0 if first else 1.0, "alpha": unit, "out": target}
     if target.dtype == p.dtype:
         torch.addmm(target, p, v, **factors)
@@ -181,11 +196,15 @@ def _chunks(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...]
     shapes, places = plan.results_of(program, operands, batch, n, k, payload_dtypes)
     scored: dict[tuple[Expr, torch.dtype], int] = {}
     found = []
-    for j in mine:
+    for j in sorted(mine, key=lambda j: program.outputs[j].payload is None):
         o = program.outputs[j]
         unit, expr = generate.peel(o.expr)
-        dtype = torch.float64 if double else operands[o.payload].dtype
-        found.append((j, unit, scored.setdefault((expr, dtype), len(scored))))
+        if o.payload is not None:
+            dtype = torch.float64 if double else operands[o.payload].dtype
+            number = scored.setdefault((expr, dtype), len(scored))
+        else:  # of those that are made anyway
+            number = next(i for (e, _), i in scored.items() if e == expr)
+        found.append((j, unit, number))
     types = tuple(dtype for _, dtype in scored)
     rows, columns = size(n, k, sum(t.itemsize for t in types))
     blocks = {
@@ -202,9 +221,7 @@ def _chunks(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...]
 
     def held(outer: str) -> int:
         """Elements of all accumulators."""
-        return sum(
-            s.shape[-1] * (blocks[s.axis][0][1] if s.axis == outer else s.shape[-2]) for s in sums if not s.direct
-        )
+        return sum(s.size[1] * (blocks[s.axis][0][1] if s.axis == outer else s.size[0]) for s in sums if not s.direct)
 
     def planned(exprs: Sequence[Expr], axes: Sequence[str], out: Sequence[Any], **options: Any) -> list[plan.Launch]:
         """Sums of these expressions along these axes, with results 0, 1, .. of the shapes and types `out`."""

@@ -166,12 +166,10 @@ def prepare(
         piece, operands, batch, n, k, [[0]], [[(shape, torch.float32)]], limits, tf32, (0, n, 0, k)
     )
     kernel, source = launch.kernel, launch.source
-    assert source is not None and launch.tiles is not None
+    assert source is not None and launch.tiles is not None and launch.written is not None
     constants = dict(zip(kernel.fn.arg_names[len(kernel.signature) :], kernel.constants, strict=True))
     sides = 2 * len(plan.GROUPS)
     marks = {path: number for path, number in kernel.aligned.items() if path[0] < sides}
-    names = kernel.fn.arg_names
-    tail = dict(zip(names[sides + 2 : len(kernel.signature)], launch.tail, strict=True))
     tensors = [operands[i] for i in piece.operands]
     slow = any(
         plan.needs_multiply_add(tensors[source.x[a]].dtype, tensors[source.y[b]].dtype, tf32) for a, b in source.leaves
@@ -188,8 +186,8 @@ def prepare(
         constants,
         list(kernel.signature[:sides]),
         marks,
-        tail["kept"],
-        tail["kept_count"],
+        launch.written.kept,
+        launch.written.kept_count,
         t,
         source.text,
         shared,
