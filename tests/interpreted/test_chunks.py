@@ -236,9 +236,10 @@ def test_equal_bits_again():
 
 
 def test_few_features_and_batches_stay_with_the_loop():
-    sums = Program(("rows", "cols"), (Output("weighted_sum", Leaf(0, 1), (), 1), Output("sum", Leaf(0, 1))))
+    plain = (Output("sum", Leaf(0, 1) * 2.0), Output("sum", op("exp", Leaf(0, 1))), Output("logsumexp", Leaf(0, 1)))
+    sums = Program(("rows", "cols"), (Output("weighted_sum", Leaf(0, 1), (), 1), *plain))
     few, many = ([torch.zeros(20, d), torch.zeros(30, d)] for d in (256, 257))
-    assert chunks.outputs(sums, few, ()) == () and chunks.outputs(sums, many, ()) == (0,)
+    assert chunks.outputs(sums, few, ()) == () and chunks.outputs(sums, many, ()) == (0, 1)
     assert chunks.outputs(sums, many, (2,)) == ()
     rescaled = Program(("rows", "cols"), (Output("softmax_sum", Leaf(0, 1), (("neutral", True),), 1),))
     assert not chunks.serves(rescaled, many, ())
