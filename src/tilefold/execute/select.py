@@ -274,7 +274,7 @@ def _streamed(need: Need, limits: Limits) -> Tiles:
         bn, bk = (64, 64) if max(bdv) > 128 or need.leaves > 1 else (128, 64)
     else:
         light = need.leaves == 1 and need.outputs <= 2 and need.ops <= LIGHT
-        if light and not (need.lists or need.heavy or need.turned) and limits.shared > 100 << 10:
+        if light and not (need.lists or need.heavy or need.turned) and limits.matrix >= 9:
             bn, bk = 128, 256
         else:
             bn, bk = (128 if need.ops + 8 * need.outputs <= BUSY else 64), 128

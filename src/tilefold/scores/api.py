@@ -76,24 +76,28 @@ def _wide(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
-def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides moved by one point near the mean of y: |x|^2 + |y|^2 - 2 x.y does not cancel far from the origin.
+SAMPLED = 256  # rows that tell where points lie
 
-    The point lies on a grid as coarse as the data's spread: integers stay integers. bfloat16 is left alone: its own
-    rounding is already coarser than the float32 cancellation.
+
+def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sides moved by one point amid y: |x|^2 + |y|^2 - 2 x.y does not cancel far from the origin.
+
+    The point is the lower quartile of each coordinate in a sample of rows: padding with NaN and infinity, which comes
+    last in order, does not reach it. It lies on a grid as coarse as the data's spread, so that integers stay integers.
+    bfloat16 is left alone: its own rounding is already coarser than the float32 cancellation.
     """
     if x.dtype == torch.bfloat16 or y.dtype == torch.bfloat16 or 0 in y.shape[-2:]:
         return x, y
     with torch.no_grad():
-        wide = _wide(y)
-        wide = torch.where(wide.isfinite(), wide, float("nan"))  # padding and outliers at infinity do not count
-        mean = wide.nanmean(-2, keepdim=True)
-        spread = (wide - mean).abs().nan_to_num(0.0).amax((-2, -1), keepdim=True)
-        grid = torch.exp2(torch.floor(torch.log2(spread.clamp(min=torch.finfo(wide.dtype).tiny))))
-        point = (mean / grid).round() * grid
+        sample = _wide(y[..., :: -(-y.shape[-2] // SAMPLED), :]).sort(-2).values
+        count = sample.shape[-2]
+        point = sample[..., (count - 1) // 4, None, :]
+        above = sample[..., min(count - 1, max(1, (count - 1) // 2)), None, :]
+        spread = (above - point).amax(-1, keepdim=True).clamp(min=torch.finfo(sample.dtype).tiny)
+        grid = spread.log2().floor_().exp2_()
+        point = (point / grid).round_().mul_(grid).nan_to_num_(0.0, 0.0, 0.0)
         # the same number for both sides, whatever their types
         point = point.to(x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype)
-        point = torch.where(point.isfinite(), point, 0.0)
     return x - point.to(x.dtype), y - point.to(y.dtype)  # subtracted in float32, rounded once
 
 
