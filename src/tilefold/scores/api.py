@@ -76,7 +76,7 @@ def _wide(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
 
 
-SAMPLED = 256  # rows that tell where points lie
+SAMPLED = 64  # rows that tell where points lie
 
 
 def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
