@@ -63,6 +63,7 @@ class Case:
     work: Callable[[Setting], Work]
     rate: str = "tflops"
     about: str = field(default="", compare=False)
+    host: bool = False  # what is timed is the host, also on a GPU
 
 
 def dtype_of(setting: Setting) -> torch.dtype:

@@ -85,7 +85,7 @@ def measure(
         _free(device)
     lost = any(timing.is_sticky(e) for e in errors.values())
     ready = {} if lost else {n: c.run for n, c in calls.items()}
-    timed, failed = timing.medians(ready, device, seconds) if ready else ({}, {})
+    timed, failed = timing.medians(ready, device, seconds, case.host) if ready else ({}, {})
     errors |= failed
     bound = None if lost else ceilings.bound(work)
     made = []

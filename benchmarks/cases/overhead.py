@@ -68,4 +68,5 @@ OVERHEAD = Case(
     _check,
     _work,
     about="host time of a warmed call on eight rows",
+    host=True,
 )
