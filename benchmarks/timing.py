@@ -16,7 +16,7 @@ import torch
 FLUSH = 256 * 2**20  # bytes written before each timed call, so that no call finds its inputs in the L2
 ROUNDS = {"cuda": (5, 200), "cpu": (3, 1000)}  # fewest and most
 LONG_ROUND = 10.0  # seconds after which one round has to do: every call ran before, when it was checked
-AHEAD = 4_000_000  # cycles, some 2 ms, that a GPU waits before a round, so that no call waits for the host to enqueue it
+AHEAD = 4_000_000  # cycles, some 2 ms, that a GPU waits before a round, so that no call waits to be enqueued
 Errors = dict[str, str]
 
 

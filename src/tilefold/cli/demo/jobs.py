@@ -24,7 +24,7 @@ TOLERANCE = 1e-5
 # A loss is a small difference of numbers near 1 / TEMPERATURE: plain float32 itself was off from float64 by up to 7e-5
 # of a gradient's largest entry (3000 random pairs, 2026-11).
 LOSS_TOLERANCE = 2e-4
-WARM = 64  # rows of the call before each measured one: libraries load, a GPU compiles
+WARM = 64  # rows of the call before each measured one, so that libraries load; a GPU compiles for the real size
 
 
 class Done(Protocol):
@@ -167,7 +167,7 @@ def both(step: Step, what: str, folded: Any, written_out: Any, x: Tensor) -> tup
     done = step(what, 2)
     costs, results = [], []
     for way in (folded, written_out):
-        way(x[:WARM])
+        way(x if x.is_cuda else x[:WARM])
         with measured(x.device.type) as cost:
             results.append(way(x))
         costs.append(cost)
