@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from accuracy import same
 
 import tilefold as tf
-from tilefold import errors
+from tilefold import errors, folds
 
 X, Y, V = torch.randn(4, 3), torch.randn(6, 3), torch.randn(6, 2)
 I = torch.zeros(4, dtype=torch.int64)
@@ -486,3 +486,47 @@ def test_labels_out_of_range_only_wait_for_the_data_where_that_costs_nothing() -
     assert can_look_at(I) and not can_look_at(I.to("meta"))
     with tf.debug():
         assert not can_look_at(I.to("meta"))
+
+
+@pytest.mark.parametrize("metric", ["dot", "cosine", "sqeuclidean", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_changed_point_is_noticed_by_every_metric(metric: str, dtype: torch.dtype, which: int) -> None:
+    points = torch.randn(5, 3).to(dtype), torch.randn(7, 3).to(dtype)
+    s = tf.scores(*points, metric=metric)
+    points[which].add_(1)
+    for use in (lambda: s.sum(-1), lambda: s.argmin(-1), lambda: (s * 2).amax(-1)):
+        with pytest.raises(RuntimeError, match="changed in place"):
+            use()
+
+
+def test_a_changed_point_is_noticed_under_autocast() -> None:
+    x, y = torch.randn(5, 3), torch.randn(7, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        s = tf.scores(x, y)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        s.logsumexp(-1)
+
+
+def test_a_shared_matrix_is_not_copied_for_every_batch_entry() -> None:
+    s = tf.scores(torch.randn(2, 5, 3), torch.randn(7, 3))
+    with pytest.raises(tf.errors.FoldError, match="reshape first and add it then"):
+        (s + torch.randn(5, 7)).view(-1, 7)
+    own = torch.randn(2, 5, 7)
+    torch.testing.assert_close((s + own).view(-1, 7).logsumexp(-1), (s.materialize() + own).view(-1, 7).logsumexp(-1))
+
+
+@pytest.mark.parametrize("options", [{"seed": None}, {"seed": "1"}, {"temperature": -1.0}, {"temperature": math.inf}])
+def test_wrong_options_of_a_sample(options: dict[str, Any]) -> None:
+    with pytest.raises(tf.errors.OptionError, match=next(iter(options))):
+        tf.Sample(**options)
+
+
+def test_a_fold_without_a_name_is_not_registered() -> None:
+    class Nameless(folds.Fold):
+        def step(self, *args: Any) -> Any: ...
+        def merge(self, *args: Any) -> Any: ...
+
+    with pytest.raises(ValueError, match="class attribute `name`"):
+        folds.register(Nameless)

@@ -464,6 +464,10 @@ def test_slices_of_masked_scores_keep_the_mask_of_the_whole(name: str) -> None:
     ]:
         close64(s[key].logsumexp(-1), m[key].logsumexp(-1), str(key))
         close64(s[key].mT.logsumexp(-1), m[key].logsumexp(-2), str(key))
+    if name == "boolean":  # one matrix for all entries would have to be copied
+        with pytest.raises(tf.errors.FoldError, match="that the batch .* shares"):
+            s.reshape(-1, k)
+        return
     close64(s.reshape(-1, k).logsumexp(-1), m.reshape(-1, k).logsumexp(-1), "reshape")
     close64(s.flatten(0, 1).amax(-1), m.flatten(0, 1).amax(-1), "flatten")
 

@@ -181,7 +181,9 @@ _registry: dict[str, type[Fold]] = {}
 
 
 def register(cls: type[Fold]) -> type[Fold]:
-    """Class decorator: makes the fold known by its name. A second class of that name raises ValueError."""
+    """Class decorator: makes the fold known by its name. A second class of that name, or none, raises ValueError."""
+    if not isinstance(getattr(cls, "name", None), str):
+        raise ValueError(f"{cls.__qualname__}: a fold to register needs the class attribute `name`, a string")
     if cls.name in _registry and _registry[cls.name].__qualname__ != cls.__qualname__:
         raise ValueError(f"fold name {cls.name!r} is taken by {_registry[cls.name].__qualname__}; choose another")
     _registry[cls.name] = cls

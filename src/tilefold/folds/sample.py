@@ -7,9 +7,12 @@ u = (r + 1/2) / 2^32, and the noise is -log E: the tail is right to 20 nats belo
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from ..errors import OptionError, explain
 from ..program import Expr, Index, op
 from .fold import register
 from .maximum import ArgMax
@@ -38,6 +41,10 @@ class Sample(ArgMax):
         temperature: float | Tensor | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(seed, (int, Tensor)):
+            raise OptionError(explain("seed", f"{seed!r}", "an int or a tensor of integers"))
+        if isinstance(temperature, (int, float)) and not 0 <= temperature < math.inf:
+            raise OptionError(explain("temperature", str(temperature), "a finite number >= 0"))
         # any int, as the 64 bits of a key
         self.seed = seed if isinstance(seed, Tensor) else (seed + 2**63) % 2**64 - 2**63
         self.stream, self.position, self.temperature = stream, position, temperature

@@ -41,13 +41,17 @@ def scores(x: Tensor, y: Tensor, metric: str = "dot") -> Scores:
     if metric not in METRICS:
         raise OptionError(explain("metric", repr(metric), ", ".join(map(repr, METRICS))))
     batch = broadcast(x.shape[:-2], y.shape[:-2], "x, y")
+    given = x, y
     x, y = autocast(x), autocast(y)
+    copied = metric in ("sqeuclidean", "euclidean") or x is not given[0] or y is not given[1]
     if not torch.is_grad_enabled():
         x, y = x.detach(), y.detach()
     if metric in ("sqeuclidean", "euclidean"):
         x, y = _centred(x, y)
     dtype = x.dtype if x.dtype == y.dtype else torch.promote_types(x.dtype, y.dtype)
-    s = Scores((x, y), ("rows", "cols"), text.leaf(0, 1), None, tuple(batch), x.shape[-2], y.shape[-2], dtype)
+    # what was copied stays an operand that nothing reads, so that a change of it is noticed
+    operands, kinds = ((x, y, *given), ("rows", "cols") * 2) if copied else ((x, y), ("rows", "cols"))
+    s = Scores(operands, kinds, text.leaf(0, 1), None, tuple(batch), x.shape[-2], y.shape[-2], dtype)
     return s if metric == "dot" else _METRIC[metric](s, x, y)
 
 

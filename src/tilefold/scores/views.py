@@ -218,6 +218,10 @@ def _regroup_rows(s: Scores, batch: tuple[int, ...], n: int) -> Scores:
             raise FoldError(
                 explain("reshape", was, f"column operands without a batch when rows are regrouped; or {TOO_MANY}")
             )
+        if kind == "tile" and t.shape[-2] != 1 and math.prod(t.shape[:-2]) != math.prod(s._batch):
+            was = f"an [N, K] operand of shape {tuple(t.shape)} that the batch {s._batch} shares"
+            may_be = "one that need not be copied for every entry; reshape first and add it then"
+            raise FoldError(explain("reshape", was, may_be))
     rows = torch.arange(s._n, device=s.device).unsqueeze(-1)
     s, number = _pointwise_along(s, "row"), len(s._operands)
     expr, mask = _places(s, "row", s._n, lambda e: text.indexed(e, "row", number))
