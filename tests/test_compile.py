@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -235,6 +238,18 @@ def test_exported_program_survives_a_file(tmp_path: Any) -> None:
         close(got, want)
 
 
+def test_exported_program_loads_where_tilefold_is_only_imported(tmp_path: Any) -> None:
+    args = torch.randn(5, 3), torch.randn(7, 3), torch.randn(7, 2)
+    torch.export.save(torch.export.export(Exported(), args), tmp_path / "fold.pt2")
+    load = f"import torch, tilefold; torch.export.load({str(tmp_path / 'fold.pt2')!r})"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", load], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        ).returncode
+        == 0
+    )
+
+
 def operator_cases() -> dict[str, tuple[list[Tensor], Program, list[int], str]]:
     x, y, v = torch.randn(2, 5, 3, dtype=F64), torch.randn(7, 3, dtype=F64), torch.randn(7, 2, dtype=F64)
     s = Leaf(0, 1)
@@ -332,3 +347,18 @@ def test_warmed_calls_do_not_parse_or_build_programs_again() -> None:
     for _ in range(3):
         fn()
     assert Program.parse.cache_info().misses == before
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_materialize_traces(dynamic: bool) -> None:
+    x, y, b = torch.randn(2, 5, 3), torch.randn(7, 3), torch.randn(5, 1)
+
+    def plain(x: Tensor) -> Tensor:
+        return (tf.scores(x, y) * 2 + b).tanh().materialize()
+
+    def masked(x: Tensor) -> Tensor:
+        return tf.scores(x, y, metric="euclidean").visible(tf.mask.causal("top_left")).materialize()
+
+    for fn in (plain, masked):
+        compiled = torch.compile(fn, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        torch.testing.assert_close(compiled(x), fn(x))

@@ -117,3 +117,6 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+# torch's operators are registered at once: an exported program that is loaded names them before anything here is called
+importlib.import_module(".execute.operator", __name__)

@@ -45,6 +45,21 @@ def _maybe(text: str | None, fn: Callable[[Expr], Expr]) -> str | None:
 
 
 @constant
+def listing(text: str) -> tuple[tuple[Any, ...], ...]:
+    """The nodes in order, arguments by number: ("leaf", rows, cols), ("data", operand, ..), ("const", value),
+    ("index", axis), ("size", axis), ("op", name, numbers)."""
+    made: list[tuple[Any, ...]] = []
+    for tag, *rest in json.loads(text):
+        if tag == "const":
+            made.append((tag, float.fromhex(rest[1]) if rest[0] == "float" else rest[1]))
+        elif tag == "op":
+            made.append((tag, rest[0], tuple(rest[1])))
+        else:
+            made.append((tag, *rest))
+    return tuple(made)
+
+
+@constant
 def leaf(rows: int, cols: int) -> str:
     return dump(Leaf(rows, cols))
 
