@@ -114,7 +114,7 @@ def run(
 ) -> list[Tensor]:
     """The results of a Program's outputs, in order, from the executor that is chosen."""
     if choose(program, operands) == "eager":
-        # nothing below is cast, or recorded: a tenth less host time
+        # what is computed there is wide already, and its derivative is another Program
         with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
             return eager.run(program, operands, batch, n, k, payload_dtypes)
     from . import triton

@@ -568,9 +568,19 @@ def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc:
         tail.copy_(box.over_batch(value))
 
 
-@functools.lru_cache(maxsize=256)
+KEPT = 4096  # numbers of a tile that are kept from call to call
+
+
 def _numbers(start: int, stop: int, device: torch.device) -> Tensor:
-    return torch.arange(start, stop, device=device)
+    # what a GPU holds may belong to a graph that is being captured, and the numbers of all rows may be many
+    if device.type != "cpu" or stop - start > KEPT:
+        return torch.arange(start, stop, device=device)
+    return _kept_numbers(start, stop)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_numbers(start: int, stop: int) -> Tensor:
+    return torch.arange(start, stop, device="cpu")
 
 
 class _Context:

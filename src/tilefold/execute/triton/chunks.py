@@ -1,7 +1,7 @@
 """Sums of scores times a payload of many features, over rows, over columns or both: scores are written once, a chunk at a time.
 Plain sums of the same scores come with them.
 
-    P = score(X Y^T, ..) [R, C]       one launch of tiles_kernel, in the payload's type; hidden scores are 0
+    P = score(X Y^T, ..) [R, C]       one launch of tiles_kernel or streamed_tiles_kernel, in the payload's type; hidden scores are 0
     row outputs  acc[rows] += P V[cols]
     col outputs  acc[cols] += P^T X[rows]      by torch's matrix product; accumulators are float32 and rounded once
 
