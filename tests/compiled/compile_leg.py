@@ -33,6 +33,7 @@ from triton.backends.compiler import GPUTarget
 
 from tilefold.execute import backend, operator, select
 from tilefold.execute import triton as loops
+from tilefold.execute.hopper import plan as hopper
 from tilefold.execute.triton import chunks, generate, lists, plan
 from tilefold.execute.triton.launch import Kernel
 from tilefold.machine import known
@@ -102,7 +103,7 @@ class Made:
 
     name: str
     kernel: Kernel
-    tiles: select.Tiles | None = None
+    tiles: select.Tiles | hopper.Tiles | None = None
     need: select.Need | None = None
     products: tuple[int, ...] = ()  # bytes of an element of each pair that is multiplied in its own type
 
@@ -123,15 +124,16 @@ def on(target: Target, tf32: bool) -> Iterator[None]:
 
 def kernels(call: Call, target: Target, tf32: bool) -> list[Made]:
     """The kernels of a call, as `execute.triton.run` would choose them."""
-    needs: list[select.Need] = []
-    planned: list[tuple[plan.Piece, plan.Launch]] = []
+    needs: list[select.Need | None] = []
+    planned: list[tuple[plan.Piece, Any]] = []
     chosen, plan_piece = select.tiles, plan.plan_piece
 
     def tiles(need: select.Need, *rest: Any) -> select.Tiles:
-        needs.append(need)
+        needs[-1] = need
         return chosen(need, *rest)
 
-    def keep(piece: plan.Piece, *rest: Any, **options: Any) -> plan.Launch:
+    def keep(piece: plan.Piece, *rest: Any, **options: Any) -> Any:
+        needs.append(None)
         planned.append((piece, plan_piece(piece, *rest, **options)))
         return planned[-1][1]
 
@@ -152,6 +154,8 @@ def kernels(call: Call, target: Target, tf32: bool) -> list[Made]:
         made[name] = Made(name, launch.kernel, launch.tiles, need, _products(piece.program, operands))
         if launch.merge is not None:
             made[f"{name}, merge"] = Made(f"{name}, merge", launch.merge[0])
+        if getattr(launch, "resolve", None) is not None:
+            made[f"{name}, resolve"] = Made(f"{name}, resolve", launch.resolve[1])
     return list(made.values())
 
 
@@ -211,12 +215,20 @@ def described(m: Made) -> str:
     )
     if t is None:
         return tail
+    if isinstance(t, hopper.Tiles):
+        return f"{t.groups} x {t.bm} x {t.bk}, warps specialised, {t.stages} stages"
     return f"{t.bn} x {t.bk} x {'all' if t.resident else t.bd}, {tail}"
 
 
 def expected(m: Made, target: str) -> int | None:
     """Registers of a thread that selection counted on, where it decides by them."""
-    if m.need is None or m.tiles is None or not m.tiles.resident or m.need.slow_product or target == "gfx942":
+    if (
+        m.need is None
+        or not isinstance(m.tiles, select.Tiles)
+        or not m.tiles.resident
+        or m.need.slow_product
+        or target == "gfx942"
+    ):
         return None
     return min(255, select.registers(m.need, m.tiles, TARGETS[target].limits))
 
@@ -225,7 +237,7 @@ def blocks_counted(m: Made, target: str) -> int:
     """Blocks that share a unit, as selection counts them; 0 where it does not decide by that."""
     if expected(m, target) is None:
         return 0
-    assert m.need is not None and m.tiles is not None
+    assert m.need is not None and isinstance(m.tiles, select.Tiles)
     found = select.clocks(m.need, m.tiles, TARGETS[target].limits)
     return 0 if found is None else found[-1]
 

@@ -2,12 +2,14 @@
 
 import triton
 import triton.language as tl
+from triton.experimental.gluon.language import convert_layout
 
-from .parts_jit import NO_COLUMN, column_of, row_max
+from .parts_jit import NO_COLUMN, across, column_of, nan_max, row_max, split_columns
 
 UNIT = True
-# for loops that are neither flattened nor compiled for sm_100, where triton 3.6 fails on a branch and on the reshape
-QUICK = {"step": "step_quick"}
+UNSETTLED = tl.constexpr(
+    1 << 30
+)  # a column from here on: the one that holds m is the first such from UNSETTLED less on
 
 
 def state(fold):
@@ -16,6 +18,16 @@ def state(fold):
 
 def bind(fold):
     return {"finish": "finish" if fold.sign > 0 else "finish_negated"}
+
+
+def quick(fold):
+    """For loops that are neither flattened nor compiled for sm_100, where triton 3.6 fails on a branch and on the reshape."""
+    return {"step": "step_quick"}
+
+
+def specialised(fold):
+    """For loops that fold strips of a row, each in a thread of its own, and look again at rows that this leaves unsettled."""
+    return {"step": "step_strips", "finish": "finish_strips" if fold.sign > 0 else "finish_strips_negated"}
 
 
 @triton.jit
@@ -43,7 +55,7 @@ def first_set(hit, first):
 @triton.jit
 def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     best = row_max(s)
-    return merge(state, (best, first_of(s, best, cols[None, :], visible)), unit)
+    return merge(state, (best, first_of(s, best, across(cols), visible)), unit)
 
 
 @triton.jit
@@ -64,6 +76,38 @@ def step_quick(state, s, cols, first, visible, unit):  # s [BN, BK]
 
 
 @triton.jit
+def better(a, i, b, j):
+    """The larger value and its place, the first of equals; NaN wins, without its place."""
+    return nan_max(a, b), tl.where(b > a, j, i)
+
+
+@triton.jit
+def step_strips(
+    state, s, cols, first, visible, unit
+):  # s [R, C], cols [R, C] ascending from first [R]; i twice the column
+    m, i = state
+    if visible is None:
+        best = s
+        place = cols - first[:, None]
+        for _ in tl.static_range(2):
+            a, b = split_columns(best)
+            i_a, i_b = split_columns(place)
+            best, place = better(a, i_a, b, i_b)
+        best, place = tl.reduce((best, place), 1, better)
+        best = convert_layout(best, m.type.layout)
+        place = convert_layout(place, m.type.layout)
+        # a first NaN, or nothing yet but -inf: its column costs a comparison per score, and is looked for afterwards
+        odd = ((best != best) & (m == m)) | ((best == m) & (i == NO_COLUMN))
+        i = tl.where(best > m, 2 * (first + place), tl.where(odd, 2 * first + 1, i))
+        m = nan_max(m, best)
+    else:
+        best = row_max(s)
+        c = first_of(s, best, across(cols), visible)
+        m, i = merge(state, (best, tl.where(c == NO_COLUMN, c, 2 * c)), unit)
+    return m, i
+
+
+@triton.jit
 def merge(a, b, unit):
     tie = (a[0] == b[0]) | ((a[0] != a[0]) & (b[0] != b[0]))
     right = (b[0] > a[0]) | ((b[0] != b[0]) & (a[0] == a[0])) | (tie & (b[1] < a[1]))
@@ -78,3 +122,18 @@ def finish(state, unit):
 @triton.jit
 def finish_negated(state, unit):
     return -(state[0] * unit), column_of(state[1])
+
+
+@triton.jit
+def column_of_strips(i):
+    return tl.where(i == NO_COLUMN, -1, tl.where(i % 2 == 1, UNSETTLED + i // 2, i // 2))
+
+
+@triton.jit
+def finish_strips(state, unit):
+    return state[0] * unit, column_of_strips(state[1])
+
+
+@triton.jit
+def finish_strips_negated(state, unit):
+    return -(state[0] * unit), column_of_strips(state[1])

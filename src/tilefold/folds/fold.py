@@ -69,6 +69,7 @@ class Fold(ABC):
         jit             module with the Triton functions step, merge, finish; None: eager only
         sees_mask       step wants the boolean tile of visible columns
         sees_columns    step wants the numbers of the columns
+        commutative     merge takes states whose columns lie among each other
     """
 
     name: ClassVar[str]
@@ -80,6 +81,7 @@ class Fold(ABC):
     jit: ClassVar[str | None] = None
     sees_mask: ClassVar[bool] = False
     sees_columns: ClassVar[bool] = False
+    commutative: ClassVar[bool] = False
     neutral_result: ClassVar[bool] = True  # whether a row without any column (K = 0) has a result
     columns: ClassVar[tuple[int, ...]] = ()  # results that are column numbers
 

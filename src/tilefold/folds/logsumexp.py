@@ -21,6 +21,7 @@ class LogSumExp(Fold):
     """log sum_j exp(s_ij) of each row, [.., N], float32 (float64 for float64 operands)."""
 
     name = "logsumexp"
+    commutative = True
     fill = -float("inf")
     state = (("m", -float("inf")), ("l", 0.0))
     cost = Cost(registers_per_row=2, ops=4, exps=1)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .argmax_jit import first_of
-from .parts_jit import column_of, row_max
+from .parts_jit import across, column_of, row_max
 
 UNIT = True
 
@@ -23,7 +23,7 @@ def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     hit = (s == best[:, None]) | ((s != s) & (best != best)[:, None])
     if visible is not None:
         hit = hit & visible
-    return merge(state, (best, first_of(s, best, cols[None, :], visible), tl.sum(hit.to(tl.int32), 1)), unit)
+    return merge(state, (best, first_of(s, best, across(cols), visible), tl.sum(hit.to(tl.int32), 1)), unit)
 
 
 @triton.jit

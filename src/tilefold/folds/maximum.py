@@ -48,6 +48,7 @@ def largest(s: Tensor, cols: Tensor, visible: Tensor | None) -> tuple[Tensor, Te
 
 
 class _Extreme(Fold):
+    commutative = True
     fill = -float("inf")
     neutral_result = False
     sees_mask = True
@@ -175,6 +176,7 @@ class Gather(Fold):
     """
 
     name = "gather"
+    commutative = True
     fill = -float("inf")
     state = (("m", -float("inf")),)
     cost = Cost(registers_per_row=1, ops=2)

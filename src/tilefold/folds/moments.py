@@ -30,6 +30,7 @@ class Count(Fold):
 
     name = "count"
     state = (("n", 0),)
+    commutative = True
     results = (Result(type="int"),)
     differentiable = ()
     cost = Cost(registers_per_row=1, ops=2)
@@ -51,6 +52,7 @@ class Mean(Fold):
 
     name = "mean"
     state = (("l", 0.0), ("n", 0.0))
+    commutative = True
     results = (Result(), Result())
     cost = Cost(registers_per_row=2, ops=2)
     jit = "tilefold.folds.mean_jit"
@@ -86,6 +88,7 @@ class Variance(Fold):
 
     name = "variance"
     state = (("n", 0.0), ("mean", 0.0), ("m2", 0.0))
+    commutative = True
     results = (Result(), Result(), Result())
     differentiable = (0, 1)
     cost = Cost(registers_per_row=3, ops=5)

@@ -4,6 +4,7 @@ import os
 
 import triton
 import triton.language as tl
+from triton.experimental.gluon.language import convert_layout
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -32,6 +33,54 @@ def row_max(s):  # [BN, BK] -> [BN]
     else:
         m = tl.reduce(s, 1, nan_max)
     return m
+
+
+@triton.jit
+def split_columns(s):
+    """The two halves of a tile's columns, the lower ones first. Moves nothing where a thread holds places of both."""
+    return tl.split(tl.permute(tl.reshape(s, [s.shape[0], 2, s.shape[1] // 2]), [0, 2, 1]))
+
+
+@triton.jit
+def row_max_wide(s, row):
+    """row_max in the layout of `row`, as many short chains instead of a long one: for threads that hold 32 columns of a row and more."""
+    for _ in tl.static_range(2):
+        a, b = split_columns(s)
+        s = nan_max(a, b)
+    return convert_layout(tl.reduce(s, 1, nan_max), row.type.layout)
+
+
+@triton.jit
+def lane_columns(s):
+    """[BN, BK] in the layout of a WGMMA as [BN, 4, BK / 4]: what each of four lanes holds of a row. Moves nothing."""
+    return tl.reshape(
+        tl.permute(tl.reshape(s, [s.shape[0], s.shape[1] // 8, 4, 2]), [0, 2, 1, 3]), [s.shape[0], 4, s.shape[1] // 4]
+    )
+
+
+@triton.jit
+def lane_sum(s):
+    """[BN, 4]: the sum over each lane's columns."""
+    for _ in tl.static_range(2):
+        a, b = split_columns(s)
+        s = a + b
+    return tl.sum(lane_columns(s), 2)
+
+
+@triton.jit
+def row_sum_wide(s, row):
+    for _ in tl.static_range(2):
+        a, b = split_columns(s)
+        s = a + b
+    return convert_layout(tl.sum(s, 1), row.type.layout)
+
+
+@triton.jit
+def across(cols):
+    """Column numbers as a tile broadcasts them: [1, BK], or [BN, BK] where each row has its own."""
+    if len(cols.shape) == 1:
+        cols = cols[None, :]
+    return cols
 
 
 @triton.jit

@@ -29,6 +29,7 @@ class SoftmaxSum(Fold):
     """
 
     name = "softmax_sum"
+    commutative = True
     fill = -float("inf")
     state = (("m", -float("inf")), ("l", 0.0))
     results = (Result("payload"), Result())

@@ -7,15 +7,23 @@ on the pipe of the exponentials).
 
 import triton
 import triton.language as tl
+from triton.experimental.gluon.language import convert_layout
 
 from .logsumexp_jit import result
-from .parts_jit import LOG2E, finite, nan_max, row_max
+from .parts_jit import LOG2E, finite, lane_sum, nan_max, row_max, row_max_wide
 
 UNIT = True
 
 
 def bind(fold):
     return {"finish": "finish" if fold.neutral else "finish_strict"}
+
+
+def specialised(fold):
+    return {"step": "step_lanes", "close": "close"}
+
+
+LANES = ("l",)  # there, of each lane
 
 
 @triton.jit
@@ -27,6 +35,23 @@ def step(state, s, cols, first, visible, unit, dtype: tl.constexpr):  # s [BN, B
     alpha = tl.exp2(m - base)
     p = tl.exp2(s * c - base[:, None])
     return (m_new, l * alpha + tl.sum(p, 1)), alpha, p.to(dtype)
+
+
+@triton.jit
+def step_lanes(state, s, cols, first, visible, unit, dtype: tl.constexpr):  # s [BN, BK], l [BN, 4]
+    m, l = state
+    c = unit * LOG2E
+    m_new = nan_max(m, row_max_wide(s, m) * c)
+    base = finite(m_new)
+    alpha = tl.exp2(m - base)
+    p = tl.exp2(s * c - base[:, None])
+    part = convert_layout(lane_sum(p), l.type.layout)
+    return (m_new, l * convert_layout(alpha[:, None], l.type.layout) + part), alpha, p.to(dtype)
+
+
+@triton.jit
+def close(state):
+    return state[0], convert_layout(tl.sum(state[1], 1), state[0].type.layout)
 
 
 @triton.jit

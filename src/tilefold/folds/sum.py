@@ -46,6 +46,7 @@ class WeightedSum(Fold):
     """
 
     name = "weighted_sum"
+    commutative = True
     results = (Result("payload"),)
     cost = Cost(registers_per_row=0, ops=1)
     jit = "tilefold.folds.weighted_sum_jit"

@@ -74,15 +74,16 @@ class Source:
     operations: tuple[int, int]  # per score: arithmetic, exponentials
 
 
-def jit_names(fold: folds.Fold, quick: bool) -> dict[str, str]:
+def jit_names(fold: folds.Fold, loop: str = "") -> dict[str, str]:
     """The names of a fold's Triton functions in its module.
 
-    The module's `bind(fold)` may choose others by the fold's options, its QUICK others for the loops that compile them.
+    The module's `bind(fold)` may choose others by the fold's options, and a function of the loop's name for that loop.
     """
     module = importlib.import_module(str(fold.jit))
     names = {"step": "step", "merge": "merge", "finish": "finish"}
-    names |= module.bind(fold) if hasattr(module, "bind") else {}
-    return names | (getattr(module, "QUICK", {}) if quick else {})
+    for choose in ("bind", loop):
+        names |= getattr(module, choose)(fold) if hasattr(module, choose) else {}
+    return names
 
 
 def jit_state(fold: folds.Fold) -> tuple[tuple[Any, ...], ...]:
@@ -281,8 +282,8 @@ class _Writer:
 
 
 class _Generator:
-    def __init__(self, program: Program, inline: bool, quick: bool, precise: bool) -> None:
-        self.program, self.inline, self.quick, self.precise = program, inline, quick, precise
+    def __init__(self, program: Program, inline: bool, loop: str, precise: bool) -> None:
+        self.program, self.inline, self.loop, self.precise = program, inline, loop, precise
         self.floats: list[float] = []
         self.ints: list[int] = []
         self.groups: dict[str, list[int]] = {k: [] for k in ("x", "y", "row", "col", "tile", "scalar")}
@@ -428,16 +429,21 @@ class _Generator:
         return _function("bounds", "data, sd, F, I, index, n, k", [*lines, *w.lines, f"    return {low}, {high}"])
 
     def _folds(self, payloads: list[int], results: list[int], states: list[int], imports: list[str]) -> list[str]:
-        """start, step, flat, nest, merge, finish of all outputs together."""
-        start, step, merge, finish, nest = [], [], [], [], []
+        """start, fold_tile, step, flat, nest, merge, finish of all outputs together."""
+        start, tile, step, products, merge, finish, nest = [], [], [], [], [], [], []
+        closed: list[str] = []
+        types: list[str] = []
+        weights: list[str] = []
+        factors: list[str] = []
         state_names, acc_names, flat_names, made = [], [], [], []
         number = 0
         for j, (o, f) in enumerate(zip(self.program.outputs, self.folds, strict=True)):
-            names = jit_names(f, self.quick)
+            names = jit_names(f, self.loop)
             unit = "tl.full((), 1.0, tl.float64)" if self.inline else f"unit[{j}]"
             if o.payload is not None and not scales(f):
                 names = {"step": names["step"]}
             imports.append(f"from {f.jit} import {', '.join(f'{v} as {k}_{j}' for k, v in names.items())}")
+            closed.append(f"close_{j}(states[{j}])" if "close" in names else f"states[{j}]")
             spec = jit_state(f)
             members = []
             for e, (_, value, *width) in enumerate(spec):
@@ -457,9 +463,9 @@ class _Generator:
                 states.append(width[0] if width else 0)
             state_names.append(_tuple(members))
             fill = repr(float(f.fill)) if math.isfinite(f.fill) else f'float("{f.fill}")'
-            step.append(f"    s{j} = s[{j}] if visible is None else tl.where(visible, s[{j}], {fill})")
+            tile.append(f"    s{j} = s[{j}] if visible is None else tl.where(visible, s[{j}], {fill})")
             if o.payload is None:
-                step.append(f"    t{j} = step_{j}(states[{j}], s{j}, cols, first, visible, {unit})")
+                tile.append(f"    t{j} = step_{j}(states[{j}], s{j}, cols, first, visible, {unit})")
                 merge.append(f"    t{j} = merge_{j}(states[{j}], more[{j}], {unit})")
                 finish.append(f"    r{j} = finish_{j}(states[{j}], {unit})")
             else:
@@ -467,11 +473,14 @@ class _Generator:
                 payloads.append(self.at("y", o.payload))
                 acc_names.append(a)
                 step.append(f"    d{a}: tl.constexpr = tl.float64 if PAY[{a}][2] == 2 else pay[{a}].dtype")
-                given = f"states[{j}], s{j}, cols, first, visible, {unit}, d{a}"
-                weight = f"p{j}, pay[{a}], PAY[{a}][2], PRECISION"
+                types.append(f"d{a}")
+                given = f"states[{j}], s{j}, cols, first, visible, {unit}, TYPES[{a}]"
+                weight = f"p[{a}], pay[{a}], PAY[{a}][2], PRECISION"
+                weights.append(f"p{j}")
+                factors.append(f"alpha{j}" if scales(f) else "None")
                 if scales(f):
-                    step.append(f"    t{j}, alpha{j}, p{j} = step_{j}({given})")
-                    step.append(f"    a{a} = product_onto(accs[{a}] * alpha{j}[:, None], {weight})")
+                    tile.append(f"    t{j}, alpha{j}, p{j} = step_{j}({given})")
+                    products.append(f"    a{a} = product_onto(accs[{a}] * alpha[{a}][:, None], {weight})")
                     merge.append(f"    t{j}, alpha{j}, beta{j} = merge_{j}(states[{j}], more[{j}], {unit})")
                     merge.append(f"    a{a} = accs[{a}] * alpha{j}[:, None] + more_accs[{a}] * beta{j}[:, None]")
                     finish.append(f"    r{j} = finish_{j}(states[{j}], {unit})")
@@ -479,9 +488,9 @@ class _Generator:
                         f"    o{a} = accs[{a}] * r{j}[{sum(r.kind != 'payload' for r in f.results)}][:, None]"
                     )
                 else:
-                    step.append(f"    p{j} = step_{j}({given})")
-                    step.append(f"    t{j} = states[{j}]")
-                    step.append(f"    a{a} = product_onto(accs[{a}], {weight})")
+                    tile.append(f"    p{j} = step_{j}({given})")
+                    tile.append(f"    t{j} = states[{j}]")
+                    products.append(f"    a{a} = product_onto(accs[{a}], {weight})")
                     merge.append(f"    t{j} = states[{j}]")
                     merge.append(f"    a{a} = accs[{a}] + more_accs[{a}]")
                     finish.append(f"    o{a} = accs[{a}] * {unit}")
@@ -508,8 +517,12 @@ class _Generator:
         return [
             _function("start", "BN: tl.constexpr, BDV: tl.constexpr, WIDE: tl.constexpr",
                       [*start, f"    return {_tuple(state_names)}, {news[1]}"]),
+            _function("fold_tile", "states, s, cols, first, visible, TYPES: tl.constexpr, unit",
+                      [*tile, f"    return {news[0]}, {_tuple(factors)}, {_tuple(weights)}"]),
             _function("step", "states, accs, s, cols, first, visible, pay, unit, PAY: tl.constexpr, PRECISION: tl.constexpr",
-                      [*step, f"    return {news[0]}, {news[1]}"]),
+                      [*step, f"    t, alpha, p = fold_tile(states, s, cols, first, visible, {_tuple(types)}, unit)", *products,
+                       f"    return t, {news[1]}"]),
+            _function("close", "states", [f"    return {_tuple(closed)}"]),
             _function("flat", "states, accs", [f"    return {_tuple(flat_names + accs)}"]),
             _function("nest", "flat", [f"    return {_tuple(structure)}, {_tuple([f'flat[{number + a}]' for a in acc_names])}"]),
             _function("merge", "states, accs, more, more_accs, unit", [*merge, f"    return {news[0]}, {news[1]}"]),
@@ -526,14 +539,14 @@ def _function(name: str, args: str, lines: list[str]) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def source_of(program: Program, inline: bool, quick: bool = True, precise: bool = False) -> Source:
+def source_of(program: Program, inline: bool, loop: str = "quick", precise: bool = False) -> Source:
     """The source of a Program whose outputs all have axis "row", or all "tile".
 
     inline    float64: numbers are written out
-    quick     the loop compiles a fold's QUICK functions
+    loop      the loop's own functions of a fold, if it has some: "quick" or "specialised"
     precise   float32 operands: exponents are rounded as torch rounds them
     """
-    return _Generator(program, inline, quick, precise).build()
+    return _Generator(program, inline, loop, precise).build()
 
 
 def cache_directory() -> Path:

@@ -284,7 +284,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     source = generate.source_of(
         program,
         wide == torch.float64,
-        limits.matrix in (0, 9) and rows_d <= select.RESIDENT_D,
+        "quick" if limits.matrix in (0, 9) and rows_d <= select.RESIDENT_D else "",
         any(
             t.dtype == torch.float32
             for t, kind in zip(tensors, program.operands, strict=True)
@@ -355,6 +355,29 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         ops=sum(f.cost.ops for f in map(folds.lookup, program.outputs)) + source.operations[0],
         exps=sum(f.cost.exps for f in map(folds.lookup, program.outputs)) + source.operations[1],
     )
+    if (
+        limits.matrix == 9
+        and not (tile_output or piece.summed or mask.block is not None)
+        and ("loop", "portable") not in select.forced()
+    ):
+        from ..hopper import plan as hopper  # Gluon is imported where it serves
+
+        if hopper.serves(source, tensors, aligned, len(kept), k):
+            own = generate.source_of(program, False, "specialised" if len(program.outputs) == 1 else "")
+            every = [folds.lookup(o) for o in program.outputs]
+            outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
+            dv_own = tuple(tensors[own.y[b]].shape[-1] for b in own.payloads)
+
+            def join(parts: Sequence[Any], splits: int) -> tuple[Kernel, int, tuple[Any, ...]]:
+                bdv = tuple(select.block(d) for d in dv_own)
+                return _merge_launch(
+                    generate.load(own.text), own, outs, parts, dv_own, bdv, 1, kept_count * n, splits, tl.float32
+                )
+
+            reverse = own.mask == 1 and mask.hi is not None
+            return hopper.launch(
+                own, every, operands, piece.operands, groups, strides, n, k, kept, outs, reverse, limits, join
+            )
     t = select.tiles(need, limits, select.forced())
     dims_of = lambda i: (
         tensors[i].shape[-1],
@@ -542,31 +565,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         )
     merge = None
     if split:
-        bn = 16 if dv or source.lists else 128
-        count = kept_count * n
-        merge_constants = (
-            module.nest,
-            module.merge,
-            module.finish,
-            dv,
-            t.bdv,
-            source.results,
-            source.states,
-            slices > 1,
-            bn,
-            wide_tl,
-        )
-        merge_marks = {(a, e): 16 for a, made in enumerate((outs, parts)) for e in range(len(made))}
-        merge_kernel = _kernel(
-            rows.merge_kernel,
-            [out_types, part_types, units, "i64", "i32"],
-            merge_marks,
-            merge_constants,
-            source.text,
-            4,
-            1,
-        )
-        merge = (merge_kernel, math.ceil(count / bn) * slices, (source.unit, count, count_parts))
+        merge = _merge_launch(module, source, outs, parts, dv, t.bdv, slices, kept_count * n, count_parts, wide_tl)
     return Launch(
         kernel,
         blocks_run,
@@ -580,6 +579,18 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         source,
         described=described,
     )
+
+
+def _merge_launch(module: Any, source: generate.Source, outs: Sequence[Any], parts: Sequence[Any], dv: tuple[int, ...], bdv: tuple[int, ...],
+                  slices: int, count: int, splits: int, wide: Any) -> tuple[Kernel, int, tuple[Any, ...]]:  # fmt: skip
+    """What joins the states of the splits of `count` rows, and gives the results."""
+    bn = 16 if dv or source.lists else 128
+    constants = (module.nest, module.merge, module.finish, dv, bdv, source.results, source.states, slices > 1, bn, wide)
+    marks = {(a, e): 16 for a, made in enumerate((outs, parts)) for e in range(len(made))}
+    types = [tuple(pointer(o[-1]) for o in outs), tuple(pointer(p[-1]) for p in parts)]
+    units = tuple("fp32" for _ in source.unit)
+    kernel = _kernel(rows.merge_kernel, [*types, units, "i64", "i32"], marks, constants, source.text, 4, 1)
+    return kernel, math.ceil(count / bn) * slices, (source.unit, count, splits)
 
 
 def _outputs(
