@@ -12,7 +12,6 @@ from .. import folds
 from ..errors import FoldError, MissingError, OptionError, ShapeError, explain
 from ..program import text
 from . import mask as masks
-from .debug import can_look_at
 
 Number = float | int | bool
 TOO_MANY = "call .materialize() if the [N, K] matrix fits in memory"
@@ -554,7 +553,12 @@ class Scores(Pointwise):
 
     def _mask_of(self, m: masks.Mask | Tensor) -> tuple[Scores, text.MaskText]:
         if isinstance(m, (masks.Causal, masks.Window)):
-            return self, masks.interval(m)
+            s, here = self._place(m.align)
+            return s, masks.band(m, here)
+        if isinstance(m, masks.Interval):
+            s, lo = self._row_data(m.start, "interval(start)")
+            s, hi = s._row_data(m.stop, "interval(stop)")
+            return s, ("row", lo, hi, None, (0, 0), None)
         if isinstance(m, masks.Lengths):
             s, e = self._add_data(m.lengths[..., None, None], "scalar", "lengths")
             return s, ("row", None, e, None, (0, 0), None)
@@ -583,23 +587,16 @@ class Scores(Pointwise):
         raise TypeError(explain("mask", type(m).__name__, "a mask of tilefold.mask or a boolean tensor"))
 
     def _segments(self, m: masks.Segments) -> tuple[Scores, text.MaskText]:
-        rows, cols = m.rows, m.cols
-        if rows.shape[-1] != self._n or cols.shape[-1] != self._k:
-            was = f"shapes {tuple(rows.shape)} and {tuple(cols.shape)}"
+        if m.rows.shape[-1] != self._n or m.cols.shape[-1] != self._k:
+            was = f"shapes {tuple(m.rows.shape)} and {tuple(m.cols.shape)}"
             raise ShapeError(explain("segments(rows, cols)", was, f"[.., {self._n}] and [.., {self._k}]"))
-        if can_look_at(cols) and bool((cols[..., 1:] < cols[..., :-1]).any()):
-            raise OptionError(
-                explain(
-                    "segments(cols)", "numbers that decrease", "numbers that never decrease: packed segments in order"
-                )
-            )
-        lead = broadcast(rows.shape[:-1], cols.shape[:-1], "segments(rows, cols)")
-        rows, cols = rows.expand(*lead, self._n).contiguous(), cols.expand(*lead, self._k).contiguous()
-        start = torch.searchsorted(cols, rows, side="left")
-        stop = torch.searchsorted(cols, rows, side="right")
-        s, lo = self._row_data(start, "segments")
-        s, hi = s._row_data(stop, "segments")
-        return s, ("row", lo, hi, None, (0, 0), None)
+        broadcast(m.rows.shape[:-1], m.cols.shape[:-1], "segments(rows, cols)")
+        return self._mask_of(masks.of_segments(m))
+
+    def _place(self, align: masks.Align) -> tuple[Scores, str]:
+        """The column at which each row stands, as an expression."""
+        s, shift = (self, masks.offset(align)) if isinstance(align, str) else self._add_data(align.unsqueeze(-1))
+        return s, text.apply("add", text.index("row"), shift)
 
     # ---- views -------------------------------------------------------------------------------------------------------
     @property
