@@ -600,8 +600,8 @@ TRACED: dict[str, dict[str, Any]] = {
 }
 
 
-def compiled_like_eager(fn: Any, *inputs: Tensor) -> None:
-    compiled = torch.compile(fn, backend="aot_eager", fullgraph=True)
+def compiled_like_eager(fn: Any, *inputs: Tensor, dynamic: bool | None = None) -> None:
+    compiled = torch.compile(fn, backend="aot_eager", fullgraph=True, dynamic=dynamic)
     found = torch.autograd.grad(compiled(*inputs), inputs)
     torch.testing.assert_close(found, torch.autograd.grad(fn(*inputs), inputs))
 
@@ -624,17 +624,18 @@ def test_packed_sequences_compile_into_one_graph() -> None:
         options: dict[str, Any] = {"layout": "thd", "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
         return tf.attention(q, k, v, causal="bottom_right", window=(4, 0), **options).square().sum()
 
-    compiled_like_eager(loss, q, k, v)
+    compiled_like_eager(loss, q, k, v, dynamic=True)
 
 
-def test_shards_compile_into_one_graph() -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_shards_compile_into_one_graph(dynamic: bool) -> None:
     q, k, v = qkv(2, 4, 2, 10, 19)
 
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = list(k.split([6, 13], 2)), list(v.split([6, 13], 2))
         return tf.attention(q, keys, values, causal="bottom_right").square().sum()
 
-    compiled_like_eager(loss, q, k, v)
+    compiled_like_eager(loss, q, k, v, dynamic=dynamic)
 
 
 def test_dropout_without_a_seed_compiles() -> None:

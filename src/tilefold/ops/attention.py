@@ -119,7 +119,7 @@ def attention(
     values = [autocast(heads_first(t, layout)) for t in values]
     heads = Heads(q.shape[1], keys[0].shape[1], (q.shape[0], q.shape[1], q.shape[2], sum(t.shape[2] for t in keys)))
     _check_sinks(sinks, heads, q.device)
-    dropout = _dropout(dropout_p, seed, heads, q.device)
+    _check_dropout(dropout_p, seed)
     if out_dtype is not None and not out_dtype.is_floating_point:
         raise OptionError(explain("out_dtype", str(out_dtype), "a floating-point type, or None for that of q"))
     rule = score_rule(
@@ -127,6 +127,7 @@ def attention(
         alibi_slopes=alibi_slopes, mask=mask, score_mod=score_mod, cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
         shards=len(keys),
     )  # fmt: skip
+    dropout = None if dropout_p == 0 else _dropout(dropout_p, seed, heads, q.device)
     dtype = q.dtype if out_dtype is None else out_dtype
     rescaled = dropout is not None or sinks is not None
     wide = torch.promote_types(dtype, torch.float32) if rescaled or out_dtype is not None else None
@@ -205,7 +206,7 @@ def _with_sink(lse: Tensor, sinks: Tensor) -> Tensor:
 Dropout = tuple[float, Tensor, Tensor]  # p, seed, number of each batch entry and head
 
 
-def _dropout(p: float, seed: Any, heads: Heads, device: torch.device) -> Dropout | None:
+def _check_dropout(p: Any, seed: Any) -> None:
     if not isinstance(p, (int, float)) or not 0 <= p < 1:
         raise OptionError(explain("dropout_p", repr(p), "a probability, 0 <= p < 1"))
     if not isinstance(seed, (int, Tensor, type(None))):
@@ -213,8 +214,9 @@ def _dropout(p: float, seed: Any, heads: Heads, device: torch.device) -> Dropout
     if isinstance(seed, Tensor) and (seed.numel() != 1 or seed.is_floating_point()):
         was = f"{seed.dtype} of shape {tuple(seed.shape)}"
         raise ShapeError(explain("seed", was, "one integer"))
-    if p == 0:
-        return None
+
+
+def _dropout(p: float, seed: int | Tensor | None, heads: Heads, device: torch.device) -> Dropout:
     if seed is None:
         seed = torch.randint(2**63 - 1, (1,), device=device)
     elif isinstance(seed, int):

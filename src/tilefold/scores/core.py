@@ -280,12 +280,18 @@ def _number_or_index(value: Any) -> str:
     return number(value)
 
 
-def number(value: Any) -> str:
-    if torch.compiler.is_compiling() and isinstance(value, (int, float)):
-        # a symbolic size (D of a default scale): part of the program, so the graph is made for its value
+def settled(value: Any) -> Any:
+    """A number that becomes part of the program: of a symbolic size (D of a default scale) the value it has now."""
+    if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-        value = guard_scalar(value)
+        return guard_scalar(value)
+    return value
+
+
+def number(value: Any) -> str:
+    if isinstance(value, (int, float)):
+        value = settled(value)
     if isinstance(value, bool):
         return text.number(value, "bool")
     if isinstance(value, int):

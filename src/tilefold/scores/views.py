@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import FoldError, LabelError, ShapeError, explain
 from ..program import text
-from .core import TOO_MANY, Scores, map_texts
+from .core import TOO_MANY, Scores, map_texts, settled
 from .debug import can_look_at
 
 _OF_ROWS, _OF_COLS = ("rows", "row", "tile"), ("cols", "col", "tile")
@@ -111,6 +111,7 @@ def _pointwise_along(s: Scores, axis: str) -> Scores:
 
 def _numbered(s: Scores, axis: str, length: int, start: int, step: int) -> tuple[str, text.MaskText | None]:
     """The expression and the mask of scores whose index i is start + step * i of the `length` of a whole."""
+    length, start, step = settled(length), settled(start), settled(step)
     expr, mask = _places(s, axis, length, lambda e: text.moved(e, axis, start, step))
     return expr, None if mask is None else text.interval_of_slice(mask, axis, start, step)
 
