@@ -630,7 +630,7 @@ def _zeros(*shape: int, **kwargs: Any) -> Tensor:
         ({"v": _zeros(2, 2, 6, 8)}, RuntimeError, "Sk"),
         ({"k": _zeros(1, 2, 7, 8)}, RuntimeError, "Hkv"),
         ({"q": _zeros(2, 4, 5, 8, dtype=torch.int64)}, RuntimeError, "q: .*int64"),
-        ({"v": _zeros(2, 2, 7, 8, dtype=torch.int64)}, RuntimeError, "payload.*int64"),
+        ({"v": _zeros(2, 2, 7, 8, dtype=torch.int64)}, RuntimeError, "v: .*int64"),
         ({"causal": "left"}, ValueError, "causal.*'left'"),
         ({"causal": True}, ValueError, "causal"),
         ({"window": (-1, 0)}, ValueError, "left: got -1"),

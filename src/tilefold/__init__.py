@@ -45,6 +45,7 @@ __all__ = [
     "attention",
     "backend",
     "col_index",
+    "compat",
     "contrastive_loss",
     "cross_entropy",
     "debug",
@@ -63,7 +64,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import errors
+    from . import compat, errors
     from .execute.backend import backend
     from .explain import explain
     from .folds import (
@@ -95,8 +96,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module(".errors", __name__)
+    if name in ("compat", "errors"):
+        return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'tilefold' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

@@ -689,6 +689,9 @@ def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> No
 
 def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
     """torch functions take a number as second argument; where it does not, or all are numbers, make tensors."""
+    if node.type == "float" and here.wide == torch.float64 and node.name in ("add", "sub", "mul", "div", "pow"):
+        # an integer beside a float would be a float32
+        args = [a.to(here.wide) if isinstance(a, Tensor) and not a.is_floating_point() else a for a in args]
     if all(isinstance(a, Tensor) for a in args):
         return args
     fixed = list(args)

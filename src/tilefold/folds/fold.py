@@ -87,7 +87,7 @@ class Fold(ABC):
 
     extra_names: ClassVar[tuple[str, ...]] = ()  # of `extras`, for error texts
 
-    payload: Tensor | None = None
+    payload: Any = None  # a tensor [.., K, Dv]; over column shards also a list of its parts
 
     @property
     def extras(self) -> tuple[Tensor | float | None, ...]:

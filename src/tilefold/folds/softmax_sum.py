@@ -9,6 +9,7 @@ State: m and l of log-sum-exp; the executor keeps acc = sum_j exp(s_j - m) v_j.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class SoftmaxSum(Fold):
     """softmax(s) @ payload, [.., N, Dv] in the operands' type.
 
     Args:
-        payload: [.., K, Dv]
+        payload: [.., K, Dv]; over column shards also a list of its parts
         neutral: a row that sees no column gives 0; False: NaN, as torch.softmax on a row of -inf
         return_lse: give (output, log-sum-exp [.., N]); both are differentiable
     """
@@ -37,7 +38,9 @@ class SoftmaxSum(Fold):
     cost = Cost(registers_per_row=2, ops=4, exps=1)
     jit = "tilefold.folds.softmax_sum_jit"
 
-    def __init__(self, payload: Tensor | None = None, *, neutral: bool = True, return_lse: bool = False) -> None:
+    def __init__(
+        self, payload: Tensor | Sequence[Tensor] | None = None, *, neutral: bool = True, return_lse: bool = False
+    ) -> None:
         self.payload, self.neutral, self.return_lse = payload, neutral, return_lse
 
     @property

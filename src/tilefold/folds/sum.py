@@ -7,6 +7,7 @@ State: the sum l [BN]; with a payload nothing, the executor keeps acc = sum_j s_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -42,7 +43,7 @@ class WeightedSum(Fold):
     """s @ payload, [.., N, Dv] in the operands' type.
 
     Args:
-        payload: [.., K, Dv]
+        payload: [.., K, Dv]; over column shards also a list of its parts
     """
 
     name = "weighted_sum"
@@ -51,7 +52,7 @@ class WeightedSum(Fold):
     cost = Cost(registers_per_row=0, ops=1)
     jit = "tilefold.folds.weighted_sum_jit"
 
-    def __init__(self, payload: Tensor | None = None) -> None:
+    def __init__(self, payload: Tensor | Sequence[Tensor] | None = None) -> None:
         self.payload = payload
 
     def step(self, state: State, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
+import torch
 from torch import Tensor
 
 from ..errors import OptionError, ShapeError, explain
-from ..folds import SoftmaxSum
-from ..scores import fold, mask, scores
-from ..scores.api import check_points
+from ..folds import Fold, LogSumExp, SoftmaxSum
+from ..scores import Scores
+from ..scores.api import run
 from ..scores.core import autocast
-from ..scores.mask import ALIGNMENTS, Mask
+from ..scores.dropout import dropped
+from ..scores.mask import Mask
+from ..scores.merge import fold_shards
+from .attention_scores import Causal, Layout, Rule, check_operands, check_packing, heads_first, score_rule
+from .heads import Heads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Causal = bool | Literal["top_left", "bottom_right"]
 
 
 class Options(TypedDict, total=False):
@@ -25,30 +30,51 @@ class Options(TypedDict, total=False):
     window: tuple[int | None, int | None] | None
     softcap: float | None
     bias: Tensor | None
+    alibi_slopes: Tensor | None
     mask: Tensor | Mask | None
+    score_mod: Callable[[Scores], Scores] | None
+    sinks: Tensor | None
+    dropout_p: float
+    seed: int | Tensor | None
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    layout: Layout
+    out_dtype: torch.dtype | None
+
+
+Shards = Tensor | Sequence[Tensor]
 
 
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = ..., **options: Unpack[Options]
+    q: Tensor, k: Shards, v: Shards, *, return_lse: Literal[False] = ..., **options: Unpack[Options]
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[Options]
+    q: Tensor, k: Shards, v: Shards, *, return_lse: Literal[True], **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]: ...
 
 
 def attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Shards,
+    v: Shards,
     *,
     causal: Causal = False,
     scale: float | Tensor | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     mask: Tensor | Mask | None = None,
+    score_mod: Callable[[Scores], Scores] | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    layout: Layout = "bhsd",
+    out_dtype: torch.dtype | None = None,
     return_lse: bool = False,
 ) -> Any:
     """softmax(scale q k^T + bias) v of each head, [B, H, Sq, Dv] in q's type.
@@ -56,119 +82,145 @@ def attention(
     Args:
         q: [B, H, Sq, D]
         k: [B, Hkv, Sk, D]; H is a multiple of Hkv, and head h reads key head h // (H / Hkv)
-        v: [B, Hkv, Sk, Dv]
+        v: [B, Hkv, Sk, Dv]. k and v may also be lists of shards of the keys, in order: the result is that of the whole.
         causal: "top_left": query i sees keys j <= i; "bottom_right": the last query sees all keys.
-            True: either, for Sq = Sk only.
+            True: either, for Sq = Sk only. With `mask.lengths` or cu_seqlens the last key is that of the own sequence.
         scale: factor of q.k, any number or a tensor broadcastable to [B, H, Sq, Sk] (differentiable);
             default 1 / sqrt(D)
         window: (left, right) keys visible beside a query's own place, both inclusive; None: no bound on that side.
             Aligned as `causal`, top_left without it.
         softcap: c tanh(s / c) in the place of the scaled s
         bias: added to the scores, broadcastable to [B, H, Sq, Sk]; differentiable
+        alibi_slopes: [H] or [B, H]; -slope |i + Sk - Sq - j| is added, aligned as in flash-attention; differentiable
+            (Press et al., ALiBi, 2022)
         mask: a boolean tensor broadcastable to [B, H, Sq, Sk], True = visible, or one of `tilefold.mask`:
-            lengths [B] or [B, H]; segments [S], [B, S] or [B, H, S]; a block table [(B, H,) ..]
-        return_lse: also give the log-sum-exp of each query's scores, [B, H, Sq] float32, differentiable
+            lengths [B] or [B, H]; segments or intervals [S], [B, S] or [B, H, S]; a block table [(B, H,) ..]
+        score_mod: a function from scores to scores, `lambda s: s - 0.1 * tf.col_index()`, called before any mask with
+            lazy scores [B, H, Sq, Sk], or [B, Hkv, H / Hkv, Sq, Sk] for grouped heads
+        sinks: [H], one more logit per head that has no value (Xiao et al., 2024); differentiable
+        dropout_p: probability with which a weight becomes 0; the others are divided by 1 - dropout_p. Which ones do
+            depends on seed, batch entry, head, query and key number alone; it is made again in backward, not stored.
+        seed: of the dropout, an int or a tensor of one integer; default: drawn from torch's generator
+        cu_seqlens_q, cu_seqlens_k: packed sequences, [n + 1] integers: sequence i is tokens cu[i] <= t < cu[i + 1] of q
+            and of k and v (default: those of q), and sees only itself. Any may be empty. For layout "thd".
+        layout: "bhsd"; "bshd": q, k, v and the result are [B, S, H, D]; "thd": [T, H, D], log-sum-exp [H, T]
+        out_dtype: of the result; torch.float32 from 16-bit operands is not rounded to them in between
+        return_lse: also give the log-sum-exp of each query's scores (and sink), [B, H, Sq] float32, differentiable
     Returns:
-        A query that sees no key gives 0 (log-sum-exp -inf) and gets gradient 0.
+        A query that sees no key gives 0 (log-sum-exp -inf, or its sink) and gets gradient 0.
     Raises:
         ShapeError: for shapes, devices or data types that do not go together
-        OptionError: for an unknown alignment, or causal=True with Sq != Sk
+        OptionError: for an unknown alignment or layout, causal=True with Sq != Sk, or an option out of its range
     """
-    check_points({"q": q, "k": k})
-    if not isinstance(v, Tensor):
-        raise TypeError(explain("v", type(v).__name__, "a tensor"))
-    for name, t in (("q", q), ("k", k), ("v", v)):
-        if t.dim() != 4:
-            raise ShapeError(explain(name, f"shape {tuple(t.shape)}", "four dimensions, [B, H, S, D]"))
-    heads, kv_heads = q.shape[1], k.shape[1]
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0]:
-        was = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        raise ShapeError(explain("q, k, v", was, "[B, H, Sq, D], [B, Hkv, Sk, D], [B, Hkv, Sk, Dv]"))
-    if kv_heads == 0 or heads % kv_heads:
+    keys, values = _shards(k), _shards(v)
+    check_operands(q, keys, values, layout)
+    check_packing(q, keys, layout, cu_seqlens_q, cu_seqlens_k)
+    q, *keys = (autocast(heads_first(t, layout)) for t in (q, *keys))
+    values = [autocast(heads_first(t, layout)) for t in values]
+    heads = Heads(q.shape[1], keys[0].shape[1], (q.shape[0], q.shape[1], q.shape[2], sum(t.shape[2] for t in keys)))
+    _check_sinks(sinks, heads, q.device)
+    _check_dropout(dropout_p, seed)
+    if out_dtype is not None and not out_dtype.is_floating_point:
+        raise OptionError(explain("out_dtype", str(out_dtype), "a floating-point type, or None for that of q"))
+    rule = score_rule(
+        heads, q.shape[-1], causal=causal, scale=scale, window=window, softcap=softcap, bias=bias,
+        alibi_slopes=alibi_slopes, mask=mask, score_mod=score_mod, cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
+        shards=len(keys),
+    )  # fmt: skip
+    dropout = None if dropout_p == 0 else _dropout(dropout_p, seed, heads, q.device)
+    dtype = q.dtype if out_dtype is None else out_dtype
+    rescaled = dropout is not None or sinks is not None
+    wide = torch.promote_types(dtype, torch.float32) if rescaled or out_dtype is not None else None
+
+    out, own, lse = _fold(q, keys, values, heads, rule, dropout, wide)
+    if sinks is not None:
+        lse = _with_sink(lse, sinks)
+    if rescaled:
+        # of all weights, the share of those that the sum is made of
+        share = (own - torch.where(lse == -math.inf, 0.0, lse)).exp()
+        out = out * (share / (1.0 - dropout_p)).unsqueeze(-1)
+    if out.dtype != dtype:
+        out = out.to(dtype)
+    out = _as_given(out, layout)
+    if not return_lse:
+        return out
+    return out, lse.squeeze(0) if layout == "thd" else lse
+
+
+def _shards(t: Any) -> list[Any]:
+    return list(t) if isinstance(t, (list, tuple)) else [t]
+
+
+def _as_given(out: Tensor, layout: Layout) -> Tensor:
+    """[B, H, S, Dv] in the caller's layout, contiguous."""
+    if layout == "bhsd":
+        return out
+    out = out.transpose(1, 2).contiguous()
+    return out.squeeze(0) if layout == "thd" else out
+
+
+def _fold(
+    q: Tensor, keys: list[Tensor], values: list[Tensor], heads: Heads, rule: Rule, dropout: Dropout | None,
+    wide: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Softmax-weighted sum [B, H, Sq, Dv], the log-sum-exp of what it sums, and that of all scores [B, H, Sq]."""
+    if heads.grouped:
+        q = q.reshape(q.shape[0], *heads.groups, *q.shape[2:])
+        keys, values = [t.unsqueeze(2) for t in keys], [t.unsqueeze(2) for t in values]
+    parts: list[Any] = []
+    start = 0
+    for k in keys:
+        s = rule.scores(q, k, start)
+        s = s if wide is None else s.to(wide)
+        each = (s,) if dropout is None else dropped(s, *dropout)
+        parts.append(tuple(rule.numbered(one, start) for one in each) if len(keys) > 1 else each)
+        start += k.shape[-2]
+    payload = values if len(keys) > 1 else values[0]
+    folds: list[Fold] = [SoftmaxSum(payload, return_lse=True), *([] if dropout is None else [LogSumExp()])]
+    results = fold_shards(parts, folds) if len(keys) > 1 else run(parts[0], folds)
+    (out, own), lse = results[0], results[-1][-1]
+    if heads.grouped:
+        out, own, lse = out.flatten(1, 2), own.flatten(1, 2), lse.flatten(1, 2)
+    return out, own, lse
+
+
+def _check_sinks(sinks: Any, heads: Heads, device: torch.device) -> None:
+    if sinks is None:
+        return
+    if not isinstance(sinks, Tensor):
+        raise TypeError(explain("sinks", type(sinks).__name__, "a tensor [H]"))
+    if sinks.dim() != 1 or sinks.shape[0] != heads.heads or not sinks.is_floating_point() or sinks.device != device:
+        was = f"{sinks.dtype} of shape {tuple(sinks.shape)} on {sinks.device}"
         raise ShapeError(
-            explain("k", f"{kv_heads} heads for {heads} query heads", "a number of heads that divides q's")
+            explain("sinks", was, f"floating-point numbers [{heads.heads}] on {device}, one for each head")
         )
-    per_head = _Heads(heads, kv_heads, (q.shape[0], heads, q.shape[2], k.shape[2]))
-    align = _alignment(causal, q.shape[2], k.shape[2])
-    q, k, v = autocast(q), autocast(k), autocast(v)
-    grouped = heads != kv_heads
-    if grouped:
-        q, k, v = q.reshape(q.shape[0], *per_head.groups, *q.shape[2:]), k.unsqueeze(2), v.unsqueeze(2)
-    s = scores(q, k) * (q.shape[-1] ** -0.5 if scale is None else per_head("scale", scale))
-    s = s.softcap(softcap)
-    if bias is not None:
-        if not isinstance(bias, Tensor) or not bias.is_floating_point():
-            was = f"a tensor of {bias.dtype}" if isinstance(bias, Tensor) else type(bias).__name__
-            raise ShapeError(explain("bias", was, "a floating-point tensor; `mask` takes booleans"))
-        s = s + per_head("bias", bias)
-    if causal:
-        s = s.visible(masks.causal(align))
-    if window is not None:
-        if not isinstance(window, (tuple, list)) or len(window) != 2:
-            raise OptionError(explain("window", repr(window), "(left, right), numbers of keys or None"))
-        s = s.visible(masks.window(*window, align=align))
-    if mask is not None:
-        s = s.visible(per_head("mask", mask))
-    out, lse = fold(s, SoftmaxSum(v, return_lse=True))
-    if grouped:
-        out, lse = out.flatten(1, 2), lse.flatten(1, 2)
-    if out.dtype != q.dtype:
-        out = out.to(q.dtype)
-    return (out, lse) if return_lse else out
 
 
-masks = mask
+def _with_sink(lse: Tensor, sinks: Tensor) -> Tensor:
+    """log(exp(lse) + exp(sink)), with gradients where either is -inf."""
+    sink = sinks.to(lse.dtype).unsqueeze(-1)
+    nothing = lse == -math.inf
+    return torch.where(nothing, sink, torch.logaddexp(torch.where(nothing, 0.0, lse), sink))
 
 
-def _alignment(causal: Causal, queries: int, keys: int) -> str:
-    if causal is True and queries != keys:
-        was = f"True with Sq = {queries} and Sk = {keys}"
-        raise OptionError(explain("causal", was, " or ".join(map(repr, ALIGNMENTS)) + ": the two differ when Sq != Sk"))
-    if isinstance(causal, bool):
-        return "top_left"
-    if causal not in ALIGNMENTS:
-        raise OptionError(explain("causal", repr(causal), "False, True, " + " or ".join(map(repr, ALIGNMENTS))))
-    return causal
+Dropout = tuple[float, Tensor, Tensor]  # p, seed, number of each batch entry and head
 
 
-class _Heads(NamedTuple):
-    """What is given over [B, H, ..], as the scores take it: in groups [B, Hkv, H / Hkv, ..] where heads share keys."""
+def _check_dropout(p: Any, seed: Any) -> None:
+    if not isinstance(p, (int, float)) or not 0 <= p < 1:
+        raise OptionError(explain("dropout_p", repr(p), "a probability, 0 <= p < 1"))
+    if not isinstance(seed, (int, Tensor, type(None))):
+        raise TypeError(explain("seed", type(seed).__name__, "an int, a tensor of one integer, or None"))
+    if isinstance(seed, Tensor) and (seed.numel() != 1 or seed.is_floating_point()):
+        was = f"{seed.dtype} of shape {tuple(seed.shape)}"
+        raise ShapeError(explain("seed", was, "one integer"))
 
-    heads: int
-    kv_heads: int
-    shape: tuple[int, int, int, int]  # [B, H, Sq, Sk]
 
-    def __call__(self, argument: str, m: Any) -> Any:
-        match m:
-            case Tensor():
-                fits = [a == 1 or a == b for a, b in zip(reversed(m.shape), reversed(self.shape))]
-                if m.dim() > 4 or not all(fits):
-                    may_be = f"a shape that broadcasts to [B, H, Sq, Sk] = {list(self.shape)}"
-                    raise ShapeError(explain(argument, f"shape {tuple(m.shape)}", may_be))
-                return self._split(argument, m, -3)
-            case masks.Lengths():  # [B] and [B, S] serve every head
-                t = m.lengths
-                return masks.Lengths(self._split(argument, t.unsqueeze(-1) if t.dim() == 1 else t, -1))
-            case masks.Segments():
-                return masks.Segments(
-                    *(self._split(argument, t.unsqueeze(-2) if t.dim() == 2 else t, -2) for t in (m.rows, m.cols))
-                )
-            case masks.Blocks():
-                return masks.Blocks(self._split(argument, m.table, -3), m.size)
-        return m
-
-    @property
-    def groups(self) -> tuple[int, int]:
-        return self.kv_heads, self.heads // self.kv_heads
-
-    def _split(self, argument: str, t: Tensor, dim: int) -> Tensor:
-        if t.dim() < -dim:
-            return t
-        if t.shape[dim] != 1 and t.shape[dim] != self.heads:
-            raise ShapeError(
-                explain(argument, f"shape {tuple(t.shape)}", f"{self.heads} heads (or 1) in dimension {dim}")
-            )
-        if self.heads == self.kv_heads:
-            return t
-        groups = (1, 1) if t.shape[dim] == 1 else self.groups
-        return t.reshape(*t.shape[:dim], *groups, *t.shape[dim + 1 or t.dim() :])
+def _dropout(p: float, seed: int | Tensor | None, heads: Heads, device: torch.device) -> Dropout:
+    if seed is None:
+        seed = torch.randint(2**63 - 1, (1,), device=device)
+    elif isinstance(seed, int):
+        # any int, as the 64 bits of a key; filled in on the device, which a copy would wait for
+        seed = torch.full((1,), (seed + 2**63) % 2**64 - 2**63, device=device)
+    batch, groups = heads.shape[0], heads.groups if heads.grouped else (heads.heads,)
+    return float(p), seed, torch.arange(batch * heads.heads, device=device).reshape(batch, *groups)

@@ -260,7 +260,8 @@ def fold(s: Any, *args: Fold, **named: Fold) -> Any:
     """Reduces each row of scores, in one pass for all the folds.
 
     Args:
-        s: scores; or a list of scores that are shards of the columns, in order: the result is that of the whole
+        s: scores; or a list of scores that are shards of the columns, in order: the result is that of the whole. A
+            payload is then [.., K, Dv] for all columns together, or a list with a part for each shard.
         args, named: folds. Each names what it gives: `tf.fold(s, lse=tf.LogSumExp(), hit=tf.Gather(labels))`
     Returns:
         one fold: its result; several positional ones: a tuple; named ones: a dict with `.lse` and `["lse"]`.
@@ -375,9 +376,17 @@ class Assembled(NamedTuple):
     dtypes: list[torch.dtype]
 
 
-def assemble(s: Scores, every: Sequence[Fold], wide: bool = False) -> Assembled:
-    """The Program that folds scores; `wide`: payload results in float32 or float64, to be merged further."""
+def assemble(given: Scores | tuple[Scores, ...], every: Sequence[Fold], wide: bool = False) -> Assembled:
+    """The Program that folds scores.
+
+    Args:
+        given: scores for all folds; or for each fold its own, which differ only in their expression
+        wide: payload results in float32 or float64, to be merged further
+    """
+    each = given if isinstance(given, tuple) else (given,) * len(every)
+    s = each[0]
     check(s, every)
+    exprs = [own._expr for own in each]
     outputs, dtypes = [], []
     for f in every:
         extras: list[str | None] = []
@@ -399,15 +408,15 @@ def assemble(s: Scores, every: Sequence[Fold], wide: bool = False) -> Assembled:
         outputs.append((f.name, extras, f.options, payload))
         dtypes.append(dtype)
     made = tuple(
-        (name, lowered(s._expr, name, options, tuple(extras)), options, payload)
-        for name, extras, options, payload in outputs
+        (name, lowered(expr, name, options, tuple(extras)), options, payload)
+        for expr, (name, extras, options, payload) in zip(exprs, outputs, strict=True)
     )
     program, kept = text.program(s._kinds, made, s._mask)
     return Assembled(program, [s._operands[i] for i in kept], [*s._batch, s._n, s._k], dtypes)
 
 
-def run(s: Scores, every: Sequence[Fold], wide: bool = False) -> list[tuple[Tensor, ...]]:
-    """All results of each fold, in one pass; `wide` as for `assemble`."""
+def run(s: Scores | tuple[Scores, ...], every: Sequence[Fold], wide: bool = False) -> list[tuple[Tensor, ...]]:
+    """All results of each fold, in one pass; arguments as for `assemble`."""
     made = assemble(s, every, wide)
     flat = run_fold(made.operands, made.program, made.sizes, type_names(*made.dtypes))
     results, start = [], 0

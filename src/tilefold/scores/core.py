@@ -12,7 +12,6 @@ from .. import folds
 from ..errors import FoldError, MissingError, OptionError, ShapeError, explain
 from ..program import text
 from . import mask as masks
-from .debug import can_look_at
 
 Number = float | int | bool
 TOO_MANY = "call .materialize() if the [N, K] matrix fits in memory"
@@ -281,12 +280,18 @@ def _number_or_index(value: Any) -> str:
     return number(value)
 
 
-def number(value: Any) -> str:
-    if torch.compiler.is_compiling() and isinstance(value, (int, float)):
-        # a symbolic size (D of a default scale): part of the program, so the graph is made for its value
+def settled(value: Any) -> Any:
+    """A number that becomes part of the program: of a symbolic size (D of a default scale) the value it has now."""
+    if torch.compiler.is_compiling():
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
-        value = guard_scalar(value)
+        return guard_scalar(value)
+    return value
+
+
+def number(value: Any) -> str:
+    if isinstance(value, (int, float)):
+        value = settled(value)
     if isinstance(value, bool):
         return text.number(value, "bool")
     if isinstance(value, int):
@@ -554,7 +559,12 @@ class Scores(Pointwise):
 
     def _mask_of(self, m: masks.Mask | Tensor) -> tuple[Scores, text.MaskText]:
         if isinstance(m, (masks.Causal, masks.Window)):
-            return self, masks.interval(m)
+            s, here = self._place(m.align)
+            return s, masks.band(m, here)
+        if isinstance(m, masks.Interval):
+            s, lo = self._row_data(m.start, "interval(start)")
+            s, hi = s._row_data(m.stop, "interval(stop)")
+            return s, ("row", lo, hi, None, (0, 0), None)
         if isinstance(m, masks.Lengths):
             s, e = self._add_data(m.lengths[..., None, None], "scalar", "lengths")
             return s, ("row", None, e, None, (0, 0), None)
@@ -583,23 +593,16 @@ class Scores(Pointwise):
         raise TypeError(explain("mask", type(m).__name__, "a mask of tilefold.mask or a boolean tensor"))
 
     def _segments(self, m: masks.Segments) -> tuple[Scores, text.MaskText]:
-        rows, cols = m.rows, m.cols
-        if rows.shape[-1] != self._n or cols.shape[-1] != self._k:
-            was = f"shapes {tuple(rows.shape)} and {tuple(cols.shape)}"
+        if m.rows.shape[-1] != self._n or m.cols.shape[-1] != self._k:
+            was = f"shapes {tuple(m.rows.shape)} and {tuple(m.cols.shape)}"
             raise ShapeError(explain("segments(rows, cols)", was, f"[.., {self._n}] and [.., {self._k}]"))
-        if can_look_at(cols) and bool((cols[..., 1:] < cols[..., :-1]).any()):
-            raise OptionError(
-                explain(
-                    "segments(cols)", "numbers that decrease", "numbers that never decrease: packed segments in order"
-                )
-            )
-        lead = broadcast(rows.shape[:-1], cols.shape[:-1], "segments(rows, cols)")
-        rows, cols = rows.expand(*lead, self._n).contiguous(), cols.expand(*lead, self._k).contiguous()
-        start = torch.searchsorted(cols, rows, side="left")
-        stop = torch.searchsorted(cols, rows, side="right")
-        s, lo = self._row_data(start, "segments")
-        s, hi = s._row_data(stop, "segments")
-        return s, ("row", lo, hi, None, (0, 0), None)
+        broadcast(m.rows.shape[:-1], m.cols.shape[:-1], "segments(rows, cols)")
+        return self._mask_of(masks.of_segments(m))
+
+    def _place(self, align: masks.Align) -> tuple[Scores, str]:
+        """The column at which each row stands, as an expression."""
+        s, shift = (self, masks.offset(align)) if isinstance(align, str) else self._add_data(align.unsqueeze(-1))
+        return s, text.apply("add", text.index("row"), shift)
 
     # ---- views -------------------------------------------------------------------------------------------------------
     @property

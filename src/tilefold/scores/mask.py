@@ -8,19 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import OptionError, ShapeError, explain
 from ..program import text
+from .debug import can_look_at
 
 ALIGNMENTS = ("top_left", "bottom_right")
 
 
+# row i stands at column i + offset: "top_left" 0, "bottom_right" K - N, or integers [.., N or 1]
+Align = str | Tensor
+
+
 @dataclass(frozen=True)
 class Causal:
-    """Row i sees columns j <= i + offset; offset is 0 (top_left) or K - N (bottom_right)."""
+    """Row i sees columns j <= i + offset."""
 
-    align: str
+    align: Align
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,15 @@ class Window:
 
     left: int | None
     right: int | None
-    align: str
+    align: Align
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Row i sees columns start[i] <= j < stop[i]."""
+
+    start: Tensor
+    stop: Tensor
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,7 @@ class Blocks:
     size: tuple[int, int]
 
 
-Mask = Causal | Window | Lengths | Segments | Blocks
+Mask = Causal | Window | Interval | Lengths | Segments | Blocks
 
 
 def _aligned(align: str, argument: str = "align") -> str:
@@ -96,6 +110,19 @@ def window(left: int | None, right: int | None, *, align: str = "top_left") -> W
         if width is not None and (not isinstance(width, int) or width < 0):
             raise OptionError(explain(name, repr(width), "a number of columns >= 0, or None for no bound"))
     return Window(left, right, _aligned(align))
+
+
+def interval(start: Tensor, stop: Tensor) -> Interval:
+    """An interval of its own for each row: row i sees columns start[i] <= j < stop[i], none where stop <= start.
+
+    Args:
+        start, stop: [.., N] integers
+    Raises:
+        ShapeError: for tensors that are not of integers.
+    """
+    _integers("start", start)
+    _integers("stop", stop)
+    return Interval(start, stop)
 
 
 def lengths(lengths: Tensor) -> Lengths:
@@ -144,9 +171,22 @@ def offset(align: str) -> str:
     return text.number(0, "int") if align == "top_left" else text.apply("sub", text.size("col"), text.size("row"))
 
 
-def interval(mask: Causal | Window) -> text.MaskText:
-    here = text.apply("add", text.index("row"), offset(mask.align))
+def band(mask: Causal | Window, here: str) -> text.MaskText:
+    """The interval of a row that stands at column `here`, an expression."""
     left, right = (None, 0) if isinstance(mask, Causal) else (mask.left, mask.right)
     lo = None if left is None else text.apply("sub", here, text.number(left, "int"))
     hi = None if right is None else text.apply("add", here, text.number(right + 1, "int"))
     return ("row", lo, hi, None, (0, 0), None)
+
+
+def of_segments(mask: Segments) -> Interval:
+    """The columns of each row's segment, by two searches on the device."""
+    rows, cols = mask.rows, mask.cols
+    if can_look_at(cols) and bool((cols[..., 1:] < cols[..., :-1]).any()):
+        raise OptionError(
+            explain("segments(cols)", "numbers that decrease", "numbers that never decrease: packed segments in order")
+        )
+    lead = torch.broadcast_shapes(rows.shape[:-1], cols.shape[:-1])
+    rows = rows.expand(*lead, rows.shape[-1]).contiguous()
+    cols = cols.expand(*lead, cols.shape[-1]).contiguous()
+    return Interval(torch.searchsorted(cols, rows, side="left"), torch.searchsorted(cols, rows, side="right"))

@@ -5,6 +5,7 @@ The merge is plain torch on O(N) numbers, so it is differentiable wherever the f
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,29 +23,54 @@ Part = tuple[State, "Tensor | None"]
 def fold_shards(shards: list[Any], every: Sequence[Fold]) -> list[tuple[Tensor, ...]]:
     """The results of all folds over shards of the columns, in order.
 
-    A payload belongs to all shards' columns together, [.., K, Dv], and is cut here; so is a `Gather` index.
+    A payload belongs to all shards' columns together, [.., K, Dv], and is cut here; or is a list of its parts.
+    A shard is scores, or for each fold its own (`assemble`).
     """
     from .api import run
 
-    if not shards or not all(isinstance(s, Scores) for s in shards):
+    first = [s[0] if isinstance(s, tuple) else s for s in shards]
+    if not first or not all(isinstance(s, Scores) for s in first):
         raise TypeError(explain("s", "a list with something else than scores, or none", "a list of scores"))
-    rows = shards[0].shape[:-1]
-    if any(s.shape[:-1] != rows for s in shards):
+    rows = first[0].shape[:-1]
+    if any(s.shape[:-1] != rows for s in first):
         raise ShapeError(
-            explain("s", f"shards of shapes {[tuple(s.shape) for s in shards]}", "shards that differ only in K")
+            explain("s", f"shards of shapes {[tuple(s.shape) for s in first]}", "shards that differ only in K")
         )
-    total = sum(s._k for s in shards)
+    sizes = [s._k for s in first]
+    payloads = [_parts(f, sizes) for f in every]
     merged: list[Part | None] = [None] * len(every)
     start = 0
-    for s in shards:
-        local = [_shard(f, start, s._k, total) for f in every]
-        results = run(s, local, wide=True)
-        _join(merged, every, results, start)
-        start += s._k
-    return [_finish(f, p) for f, p in zip(every, merged, strict=True)]
+    for i, (s, size) in enumerate(zip(shards, sizes)):
+        local = [_shard(f, None if parts is None else parts[i]) for f, parts in zip(every, payloads)]
+        _join(merged, every, run(s, local, wide=True), start)
+        start += size
+    scored = functools.reduce(torch.promote_types, (s._dtype for s in first))
+    finished = []
+    for f, part, parts in zip(every, merged, payloads, strict=True):
+        dtype = None if parts is None else functools.reduce(torch.promote_types, (v.dtype for v in parts), scored)
+        finished.append(_finish(f, part, dtype))
+    return finished
 
 
-def _shard(f: Fold, start: int, size: int, total: int) -> Fold:
+def _parts(f: Fold, sizes: list[int]) -> Sequence[Tensor] | None:
+    """A fold's payload, cut into those of the shards."""
+    v: Any = f.payload
+    if v is None:
+        return None
+    if isinstance(v, (list, tuple)):
+        if len(v) != len(sizes):
+            raise ShapeError(explain("payload", f"a list of {len(v)}", f"a list of {len(sizes)}, one for each shard"))
+        return list(v)
+    if not isinstance(v, Tensor):
+        raise TypeError(explain("payload", type(v).__name__, "a tensor [.., K, Dv], or a list of its parts"))
+    if v.shape[-2] != sum(sizes):
+        raise ShapeError(
+            explain("payload", f"shape {tuple(v.shape)}", f"[.., K, Dv] with K = {sum(sizes)} over all shards")
+        )
+    return torch.split(v, sizes, -2)
+
+
+def _shard(f: Fold, payload: Tensor | None) -> Fold:
     """The fold as one shard sees it."""
     if f.name in ("gather", "sample"):
         raise FoldError(
@@ -54,14 +80,10 @@ def _shard(f: Fold, start: int, size: int, total: int) -> Fold:
                 "LogSumExp, SoftmaxSum, Sum, Max, ArgMax, TopK, Mean, Variance, Count",
             )
         )
-    if f.payload is None:
+    if payload is None:
         return f
-    if f.payload.shape[-2] != total:
-        raise ShapeError(
-            explain("payload", f"shape {tuple(f.payload.shape)}", f"[.., K, Dv] with K = {total} over all shards")
-        )
     local = type(f).from_options(f.options)
-    local.payload = f.payload.narrow(-2, start, size)
+    local.payload = payload
     return local
 
 
@@ -81,7 +103,8 @@ def _join(merged: list[Part | None], every: Sequence[Fold], results: Sequence[tu
             merged[i] = joined, old + (acc if beta is None else acc * beta.unsqueeze(-1))
 
 
-def _finish(f: Fold, part: Part | None) -> tuple[Tensor, ...]:
+def _finish(f: Fold, part: Part | None, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+    """The results; those with a payload in `dtype`, or wide."""
     assert part is not None
     state, acc = part
     finished = f.finish(state)
@@ -90,8 +113,7 @@ def _finish(f: Fold, part: Part | None) -> tuple[Tensor, ...]:
         if r.kind == "payload":
             assert acc is not None
             made[j] = acc if made[j] is None else acc * made[j].unsqueeze(-1)
-            if f.payload is not None:
-                made[j] = made[j].to(f.payload.dtype)
+            made[j] = made[j] if dtype is None else made[j].to(dtype)
     return tuple(made)
 
 
@@ -119,13 +141,11 @@ def fold_stream(
         local = []
         for f in every:
             if not f.results[0].kind == "payload":
-                local.append(_shard(f, 0, 0, 0))
+                local.append(_shard(f, None))
                 continue
             if payload is None:
                 raise ShapeError(explain("chunks", "a tensor", f"(y, payload) pairs, which {f.name} needs"))
-            one = type(f).from_options(f.options)
-            one.payload = payload
-            local.append(one)
+            local.append(_shard(f, payload))
         for f in local:
             # a list longer than a chunk has columns is filled by later chunks
             if isinstance(f, TopK) and f.k > s._k:

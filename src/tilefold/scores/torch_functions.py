@@ -96,7 +96,7 @@ def _matmul(a: Any, b: Any, *, out: None = None) -> Any:
 def _dropout(s: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if training and p > 0:
         raise FoldError(
-            explain("dropout(p=)", f"{p} on lazy scores", "p = 0, or training=False; drop out the result instead")
+            explain("dropout(p=)", f"{p} on lazy scores", "p = 0, or training=False; tf.attention has a dropout_p")
         )
     return s
 

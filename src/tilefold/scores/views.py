@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import FoldError, LabelError, ShapeError, explain
 from ..program import text
-from .core import TOO_MANY, Scores, map_texts
+from .core import TOO_MANY, Scores, map_texts, settled
 from .debug import can_look_at
 
 _OF_ROWS, _OF_COLS = ("rows", "row", "tile"), ("cols", "col", "tile")
@@ -79,8 +79,7 @@ def _take(s: Scores, axis: str, part: Any) -> Scores:
             d = _has_axis(kind, t, axis)
             at: tuple[Any, ...] = () if d is None else (..., slice(start, stop, step), *(slice(None),) * (-1 - d))
             operands.append(t if d is None else t[at])
-        expr, mask = _places(s, axis, length, lambda e: text.moved(e, axis, start, step))
-        mask = None if mask is None else text.interval_of_slice(mask, axis, start, step)
+        expr, mask = _numbered(s, axis, length, start, step)
         return s._with(
             operands=tuple(operands), expr=expr, mask=mask, versions=s._versions, **{"n" if axis == "row" else "k": new}
         )
@@ -108,6 +107,20 @@ def _keeping(axis: str, i: int) -> str:
 def _pointwise_along(s: Scores, axis: str) -> Scores:
     """An interval of visible indices along an axis means nothing once that axis is reordered: it becomes a test."""
     return s if s._mask is None or s._mask[0] == axis else s._with(mask=text.pointwise(s._mask))
+
+
+def _numbered(s: Scores, axis: str, length: int, start: int, step: int) -> tuple[str, text.MaskText | None]:
+    """The expression and the mask of scores whose index i is start + step * i of the `length` of a whole."""
+    length, start, step = settled(length), settled(start), settled(step)
+    expr, mask = _places(s, axis, length, lambda e: text.moved(e, axis, start, step))
+    return expr, None if mask is None else text.interval_of_slice(mask, axis, start, step)
+
+
+def columns_of(s: Scores, start: int, total: int) -> Scores:
+    """The scores as those of the columns from `start` on of `total`: indices, sizes and masks are the whole's."""
+    _no_blocks(s, "column shards")
+    expr, mask = _numbered(s, "col", total, start, 1)
+    return s._with(expr=expr, mask=mask)
 
 
 def _places(
