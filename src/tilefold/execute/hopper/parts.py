@@ -83,13 +83,9 @@ def batch_offsets(strides, COUNT: gl.constexpr, FIRST: gl.constexpr, at, origin)
 def narrow(p, dtype: gl.constexpr):
     """float32 to 16 bits in pairs: one packed conversion for two values."""
     if dtype == gl.bfloat16:
-        h = gl.inline_asm_elementwise(
-            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.bfloat16, is_pure=True, pack=2
-        )
+        h = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.bfloat16, is_pure=True, pack=2)
     else:
-        h = gl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.float16, is_pure=True, pack=2
-        )
+        h = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.float16, is_pure=True, pack=2)
     return h
 
 

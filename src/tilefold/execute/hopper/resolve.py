@@ -149,11 +149,7 @@ def column(
     j0 = start.to(tl.int32)
     while (j0 < k) & (lowest == k):
         cols = j0 + tl.arange(0, BK)
-        yv = tl.load(
-            y[0] + y_off + cols.to(tl.int64)[:, None] * ys[0][0] + d[None, :],
-            mask=(cols < k)[:, None] & (d < D)[None, :],
-            other=0.0,
-        )
+        yv = tl.load(y[0] + y_off + cols.to(tl.int64)[:, None] * ys[0][0] + d[None, :], mask=(cols < k)[:, None] & (d < D)[None, :], other=0.0)
         leaf = tl.sum(yv.to(tl.float32) * xv[None, :], 1)[None, :]  # [1, BK]
         zero = tl.zeros([1, BK], tl.float32)
         c = load_vectors(cd, c_off, cds, cols, k, NC, TC, tl.float32, True)
@@ -165,8 +161,6 @@ def column(
         if TESTED:
             visible = visible & TEST((leaf,), rdv, rv, c, (), sv, F, I, rows, cols, n, k, zero, tl.float32)
         lowest = tl.minimum(lowest, tl.min(tl.min(tl.where(visible & (s != s), cols[None, :], k), 1), 0))
-        infinite = tl.minimum(
-            infinite, tl.min(tl.min(tl.where(visible & (s == -float("inf")), cols[None, :], k), 1), 0)
-        )
+        infinite = tl.minimum(infinite, tl.min(tl.min(tl.where(visible & (s == -float("inf")), cols[None, :], k), 1), 0))
         j0 += BK
     return tl.minimum(lowest, tl.where(lowest == k, infinite, k))

@@ -20,8 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ..triton.tile import as_value, load_scalars, load_vectors
 from ...folds.parts_jit import lane_columns
+from ..triton.tile import as_value, load_scalars, load_vectors
 from .names import load_tile
 from .parts import (
     as_batch,
@@ -93,9 +93,7 @@ def without_padding(v, t, first, end, BK: gl.constexpr):
 
 
 @gluon.jit
-def work_item(
-    item, row_tiles, splits, entries, chunk, section, kept, rows_in, shared, C: gl.constexpr, layout: gl.constexpr
-):
+def work_item(item, row_tiles, splits, entries, chunk, section, kept, rows_in, shared, C: gl.constexpr, layout: gl.constexpr):
     """(first row, split, entry, its coordinates, tile range) of a piece of work: a row tile, a part of the columns, a batch entry."""
     rd, rds = rows_in
     sd, sds, F, I, unit, n, k, origin = shared
@@ -117,9 +115,7 @@ def work_item(
         COVER: gl.constexpr = 128 if C.groups * C.bm <= 128 else 256
         index = gl.minimum(i0 + gl.arange(0, COVER, layout=layout), i1)
         ROWS: gl.constexpr = C.row_types
-        data = load_vectors(
-            rd, batch_offsets(rds, C.rows, 1, where, origin), rds, index, n, C.rows, ROWS, gl.float32, True
-        )
+        data = load_vectors(rd, batch_offsets(rds, C.rows, 1, where, origin), rds, index, n, C.rows, ROWS, gl.float32, True)
         lo, hi = C.fns.bounds(data, sv, F, I, index, n, k)
         t0, t1, w0, w1, first, end = tile_range(lo, hi, c0, c1, k, C.bk)
     return i0, split, entry, where, sv, t0, t1, w0, w1, first, end
@@ -308,7 +304,6 @@ def fold_rows(buffers, barriers, rows_in, cols_in, shared, work, out, WG: gl.con
     spread: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     smma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, C.bk, 16])
     srow: gl.constexpr = gl.SliceLayout(1, smma)
-    scol: gl.constexpr = gl.SliceLayout(0, smma)
     count = 0
     done = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -483,17 +478,7 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
     done = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         i0, split, entry, where, sv, t0, t1, w0, w1, first, end = work_item(
-            item,
-            row_tiles,
-            splits,
-            entries,
-            chunk,
-            section,
-            kept,
-            rows_in,
-            shared,
-            C,
-            gl.BlockedLayout([1], [32], [1], [0]),
+            item, row_tiles, splits, entries, chunk, section, kept, rows_in, shared, C, gl.BlockedLayout([1], [32], [1], [0])
         )
         mbarrier.wait(x_empty, done & 1 ^ 1)
         mbarrier.expect(x_full, ROW_TILES * x_d.block_type.nbytes)
@@ -506,75 +491,37 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
             mbarrier.wait(y_empty.index(stage), free)
             if C.c_loaded:
                 mbarrier.expect(y_full.index(stage), y_d.block_type.nbytes + c_d.block_type.nbytes)
-                load_tile(
-                    c_d,
-                    vector_at(where, CD, t * C.bk),
-                    y_full.index(stage),
-                    as_batch_vector(c_s.index(stage), len(CD) + 1),
-                )
+                load_tile(c_d, vector_at(where, CD, t * C.bk), y_full.index(stage), as_batch_vector(c_s.index(stage), len(CD) + 1))
             else:
                 mbarrier.expect(y_full.index(stage), y_d.block_type.nbytes)
             load_tile(y_d, tile_at(where, YD, t * C.bk), y_full.index(stage), as_batch(y_s.index(stage), len(YD) + 2))
             if C.payload:
                 mbarrier.wait(v_empty.index(stage), free)
                 mbarrier.expect(v_full.index(stage), v_d.block_type.nbytes)
-                load_tile(
-                    v_d, tile_at(where, VD, t * C.bk), v_full.index(stage), as_batch(v_s.index(stage), len(VD) + 2)
-                )
+                load_tile(v_d, tile_at(where, VD, t * C.bk), v_full.index(stage), as_batch(v_s.index(stage), len(VD) + 2))
         count += gl.maximum(t1 - t0, 0)
         done += 1
 
 
 @gluon.jit
 def rows_kernel(
-    x_d,
-    y_d,
-    v_d,
-    c_d,
-    rd,
-    rds,
-    cd,
-    cds,
-    sd,
-    sds,
-    out,
-    F,
-    I,
-    unit,
-    n,
-    k,
-    kept,
-    items,
-    entries,
-    row_tiles,
-    splits,
-    chunk,
-    section,
-    C: gl.constexpr,
+    x_d, y_d, v_d, c_d, rd, rds, cd, cds, sd, sds, out, F, I, unit, n, k, kept, items, entries, row_tiles, splits, chunk, section, C: gl.constexpr
 ):
     """One block a unit, which takes pieces of work in turn. Results, or with C.split the states of each split, go to `out`."""
     origin = n.to(gl.int64) * 0
     XB: gl.constexpr = 4 if C.groups == 3 else C.groups
-    x_s = gl.allocate_shared_memory(
-        x_d.dtype, [XB, C.bm, C.bd], gl.NVMMASharedLayout.get_default_for([C.bm, C.bd], x_d.dtype)
-    )
-    y_s = gl.allocate_shared_memory(
-        y_d.dtype, [C.stages, C.bk, C.bd], gl.NVMMASharedLayout.get_default_for([C.bk, C.bd], y_d.dtype)
-    )
+    x_s = gl.allocate_shared_memory(x_d.dtype, [XB, C.bm, C.bd], gl.NVMMASharedLayout.get_default_for([C.bm, C.bd], x_d.dtype))
+    y_s = gl.allocate_shared_memory(y_d.dtype, [C.stages, C.bk, C.bd], gl.NVMMASharedLayout.get_default_for([C.bk, C.bd], y_d.dtype))
     y_full, y_empty = ring(C.stages, 1, C.groups)
     v_s = y_s
     v_full = y_full
     v_empty = y_empty
     if C.payload:
-        v_s = gl.allocate_shared_memory(
-            v_d.dtype, [C.stages, C.bk, C.bdv], gl.NVMMASharedLayout.get_default_for([C.bk, C.bdv], v_d.dtype)
-        )
+        v_s = gl.allocate_shared_memory(v_d.dtype, [C.stages, C.bk, C.bdv], gl.NVMMASharedLayout.get_default_for([C.bk, C.bdv], v_d.dtype))
         v_full, v_empty = ring(C.stages, 1, C.groups)
     c_s = y_s
     if C.c_loaded:
-        c_s = gl.allocate_shared_memory(
-            c_d.dtype, [C.stages, C.bk], gl.NVMMASharedLayout(0, c_d.dtype.primitive_bitwidth, 1)
-        )
+        c_s = gl.allocate_shared_memory(c_d.dtype, [C.stages, C.bk], gl.NVMMASharedLayout(0, c_d.dtype.primitive_bitwidth, 1))
     turns = y_full
     if C.turns:
         TURNS: gl.constexpr = 4 if C.groups == 3 else C.groups
