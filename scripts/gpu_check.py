@@ -114,7 +114,7 @@ def main() -> None:
     junit = (out if a.out else Path(tempfile.mkdtemp())) / "tests.xml"
     junit.unlink(missing_ok=True)
     # most of the time goes into compiling: several processes where pytest-xdist is there
-    parallel = ["-n", "4"] if importlib.util.find_spec("xdist") else []
+    parallel = ["-n", str(min(8, max(1, (os.cpu_count() or 2) // 2)))] if importlib.util.find_spec("xdist") else []
     command = [sys.executable, "-m", "pytest", "-q", "--maxfail=20", *parallel, *a.tests, f"--junitxml={junit}"]
     code = step("tests", command, left())
     tests = counts(junit)
