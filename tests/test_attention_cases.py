@@ -487,12 +487,14 @@ def ulp(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.finfo(dtype).eps * 2.0 ** x.abs().log2().floor()
 
 
-def check_ties(gap: float, low: float, high: float, device: torch.device | str = "cpu") -> None:
+def check_ties(
+    gap: float, low: float, high: float, device: torch.device | str = "cpu", features: int = 2, d: int = 512
+) -> None:
     """Two scores tie at the top, the others lie `gap` below; values of one sign (Qiu & Yao, arXiv 2510.04212).
 
     The two values add up to a number half way between neighbours in bfloat16, and the rest lies always on one side.
     """
-    rows, keys, d = 4, 256, 512
+    rows, keys = 4, 256
     generator = torch.Generator().manual_seed(0)
     scores = -gap - torch.rand(keys, generator=generator, dtype=DOUBLE)
     scores[[17, 101]] = 0.0
@@ -500,6 +502,7 @@ def check_ties(gap: float, low: float, high: float, device: torch.device | str =
     q = torch.tensor([1.0, 2.0**-8]).expand(1, 1, rows, 2).bfloat16().to(device)
     first = scores.bfloat16()
     k = torch.stack([first, ((scores - first.double()) * 256).bfloat16()], -1)[None, None].to(device)
+    q, k = (torch.nn.functional.pad(t, (0, features - 2)) for t in (q, k))
     v = (low + (high - low) * torch.rand(1, 1, keys, d, generator=generator)).bfloat16().to(device)
     out = tf.attention(q, k, v, scale=1.0)
     want = reference(q.double(), k.double(), v.double(), scale=1.0)[0]

@@ -266,10 +266,14 @@ def test_shards_of_the_keys_equal_the_whole(device: torch.device) -> None:
         torch.testing.assert_close(a, b, rtol=0.02, atol=0.02 * float(b.abs().max()))
 
 
-@pytest.mark.parametrize("gap", [9.0, 13.0, 15.0])
-def test_a25_rounding_is_not_biased_where_keys_tie_at_the_maximum(gap: float, device: torch.device) -> None:
-    check_ties(gap, 2.1, 3.9, device)
-    check_ties(gap, -3.9, -2.1, device)
+PORTABLE_BIAS = pytest.mark.xfail(ON_GPU, reason="the portable loop divides by the sum of weights before rounding")
+
+
+@pytest.mark.parametrize("features, d", [(64, 256), pytest.param(2, 512, marks=PORTABLE_BIAS)])
+def test_a25_rounding_is_not_biased_where_keys_tie_at_the_maximum(features: int, d: int, device: torch.device) -> None:
+    for gap in (9.0, 13.0, 15.0):
+        check_ties(gap, 2.1, 3.9, device, features, d)
+        check_ties(gap, -3.9, -2.1, device, features, d)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, BF16], ids=str)
@@ -282,7 +286,6 @@ def test_a25_values_of_one_and_positive_values(dtype: torch.dtype, device: torch
     assert error.mean().abs() < 0.05
 
 
-@pytest.mark.xfail(ON_GPU, reason="the weights are added up before they are rounded for the product")
 @pytest.mark.parametrize("dtype", [torch.float16, BF16], ids=str)
 def test_a25_values_of_one_give_one_in_float32(dtype: torch.dtype, device: torch.device) -> None:
     q, k = (randn(2, h, pick(2000, 200), 128, device=device, dtype=dtype) for h in (8, 2))

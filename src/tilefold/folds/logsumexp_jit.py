@@ -7,13 +7,9 @@ m * c behind, and l would drift by that factor with every tile, although the max
 import triton
 import triton.language as tl
 
-from .parts_jit import LN2, LOG2E, finite, nan_max, row_max, row_max_wide, row_sum_wide
+from .parts_jit import LN2, LOG2E, finite, nan_max, row_max
 
 UNIT = True
-
-
-def specialised(fold):
-    return {"step": "step_wide"}
 
 
 @triton.jit
@@ -23,15 +19,6 @@ def step(state, s, cols, first, visible, unit):  # s [BN, BK]
     m_new = nan_max(m, row_max(s) * c)
     base = finite(m_new)
     return m_new, l * tl.exp2(m - base) + tl.sum(tl.exp2(s * c - base[:, None]), 1)
-
-
-@triton.jit
-def step_wide(state, s, cols, first, visible, unit):  # s [R, C]
-    m, l = state
-    c = unit * LOG2E
-    m_new = nan_max(m, row_max_wide(s, m) * c)
-    base = finite(m_new)
-    return m_new, l * tl.exp2(m - base) + row_sum_wide(tl.exp2(s * c - base[:, None]), m)
 
 
 @triton.jit

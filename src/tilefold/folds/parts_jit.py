@@ -68,14 +68,6 @@ def lane_sum(s):
 
 
 @triton.jit
-def row_sum_wide(s, row):
-    for _ in tl.static_range(2):
-        a, b = split_columns(s)
-        s = a + b
-    return convert_layout(tl.sum(s, 1), row.type.layout)
-
-
-@triton.jit
 def across(cols):
     """Column numbers as a tile broadcasts them: [1, BK], or [BN, BK] where each row has its own."""
     if len(cols.shape) == 1:

@@ -60,6 +60,7 @@ class Config:
     scalar_types: tuple[tuple[int, int], ...]
     state: tuple[tuple[float | int, bool, bool], ...]  # first value, whether an integer, whether of each lane
     fills: tuple[float, ...]
+    rounded: int  # the state that is the sum of the weights as they are multiplied with the payload; -1: none
 
     @cached_property
     def cache_key(self) -> str:
@@ -151,20 +152,43 @@ def serves(source: generate.Source, tensors: Sequence[Tensor], aligned: dict[int
     used = (x, y, *(source.y[b] for b in source.payloads))
     if tensors[x].dtype != tensors[y].dtype or len(source.x) > 1:
         return False
+    if (
+        groups_of(source, *(max((tensors[i].shape[-1] for i in used[a:b]), default=0) for a, b in ((0, 1), (2, 3))))
+        == 0
+    ):
+        return False
     return all(tensors[i].dtype in LONG and aligned[i] and 8 <= tensors[i].shape[-1] <= select.RESIDENT_D for i in used)
 
 
-def tiles(d: int, dv: int, every: Sequence[folds.Fold], limits: select.Limits) -> Tiles:
-    bd, bdv = select.block(d), select.block(dv) if dv else 0
-    stretches, turns = 0, True
+REGISTERS = {3: 130, 2: 200}  # of a thread, by groups, that a tile may take; the rest are addresses, bounds and states
+
+
+def groups_of(source: generate.Source, d: int, dv: int) -> int:
+    """How many groups of 64 rows there are registers for; 0: not even two."""
+    widest = max(select.block(d), select.block(dv) if dv else 0)
+    bk = 64 if dv and widest > 128 else 128
+    scores = bk // 2
+    held = (
+        scores * max(1, len(source.fills)) + len(source.col) * bk // 4
+    )  # of a lane: two rows, a quarter of the columns
+    held += scores * (source.operations[0] > BUSY)
     if dv:
-        groups = 3 if max(bd, bdv) <= 64 else 2
-        bk = 128 if max(bd, bdv) <= 128 else 64
-    else:
-        bk, groups = 128, 3 if bd <= 128 and len(every) == 1 else 2
-        stretches = int(all(f.commutative for f in every))
-        turns = bd == 128 and any(f.cost.exps for f in every)  # where exponentials and products take as long
-    chosen = Tiles(64, bk, groups, 1, stretches, turns)
+        held += scores // 2 + select.block(dv) // 2  # weights in 16 bits, the accumulator
+    most = 3 if widest <= (64 if dv else 128) else 2
+    return next((g for g in range(most, 1, -1) if held <= REGISTERS[g]), 0)
+
+
+BUSY = 6  # operations of an expression beyond which its temporaries are another tile of scores
+
+
+def tiles(source: generate.Source, d: int, dv: int, every: Sequence[folds.Fold], limits: select.Limits) -> Tiles:
+    bd, bdv = select.block(d), select.block(dv) if dv else 0
+    bk = 64 if max(bd, bdv) > 128 and dv else 128
+    stretches = 0
+    if not dv and all(f.commutative for f in every):
+        # exponentials of one stretch start while the maximum of the other is looked for
+        stretches = 2 if any(f.cost.exps for f in every) else 1
+    chosen = Tiles(64, bk, groups_of(source, d, dv), 1, stretches, dv > 0 and max(bd, bdv) > 128)
     given = {k: v for k, v in select.forced() if hasattr(chosen, k)}
     t = Tiles(**{**{f.name: getattr(chosen, f.name) for f in fields(Tiles)}, **given})
     held = (4 if t.groups == 3 else t.groups) * t.bm * bd * 2
@@ -174,9 +198,9 @@ def tiles(d: int, dv: int, every: Sequence[folds.Fold], limits: select.Limits) -
     return Tiles(t.bm, t.bk, t.groups, stages, t.stretches, t.turns, reason)
 
 
-def by_lane(fold: folds.Fold) -> tuple[str, ...]:
-    """The states of a fold with a payload that each lane keeps for itself."""
-    return tuple(getattr(importlib.import_module(str(fold.jit)), "LANES", ()))
+def of_loop(fold: folds.Fold, name: str, default: Any) -> Any:
+    """What a fold's Triton module says for this loop: LANES, states that each lane keeps for itself; ROUNDED, a state that the loop makes."""
+    return getattr(importlib.import_module(str(fold.jit)), name, default)
 
 
 def split(blocks: int, k: int, t: Tiles, limits: select.Limits) -> tuple[int, int]:
@@ -217,7 +241,7 @@ def launch(
     (x, y), payload = source.leaves[0], source.payloads
     dv = tensors[source.y[payload[0]]].shape[-1] if payload else 0
     d = tensors[source.x[x]].shape[-1]
-    t = tiles(d, dv, every, limits)
+    t = tiles(source, d, dv, every, limits)
     bd, bdv = select.block(d), select.block(dv) if dv else 16
     lead = len(kept)
     entries = math.prod(kept)
@@ -241,11 +265,9 @@ def launch(
     vectors = ("row", "col", "scalar")
     types = {g: tuple((source.types[i], int(g != "scalar" and s[0] == 1)) for i, s in zip(groups[g], strides[g], strict=True))
              for g in vectors}  # fmt: skip
-    init = [
-        (v, isinstance(v, int), bool(payload) and name in by_lane(f))
-        for f in every
-        for name, v, *_ in generate.jit_state(f)
-    ]
+    names = [(f, name, v) for f in every for name, v, *_ in generate.jit_state(f, source.loop)]
+    init = [(v, isinstance(v, int), bool(payload) and name in of_loop(f, "LANES", ())) for f, name, v in names]
+    rounded = next((i for i, (f, name, _) in enumerate(names) if name == of_loop(f, "ROUNDED", None)), -1)
     parts: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
     if splits > 1:
         widths = [(dv,) if code < 0 else () for code in source.states]
@@ -254,7 +276,7 @@ def launch(
     config = Config(
         module, t.bm, t.bk, bd, dv, bdv, t.groups, t.stages, t.stretches, t.turns, c_d is not None, bool(payload), source.mask == 1, source.tested,
         any(f.sees_mask for f in every), causal, splits > 1, lead, x_dims, y_dims, v_dims, c_dims, len(source.row), types["row"], len(source.col),
-        types["col"], len(source.scalar), types["scalar"], tuple(init), source.fills,
+        types["col"], len(source.scalar), types["scalar"], tuple(init), source.fills, rounded if payload else -1,
     )  # fmt: skip
     given = (x_d, y_d, v_d, c_d)
     signature: list[Any] = [

@@ -347,7 +347,7 @@ def pass_turn(turns, WG: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def fold_payload(buffers, barriers, cols_in, span, own, shared, count, done, WG: gl.constexpr, C: gl.constexpr):
     """S of this tile and P V of the last one run beside each other, and P V beside the fold of this one."""
-    x_s, y_s, v_s, c_s = buffers
+    x_s, y_s, v_s, c_s, ones_s = buffers
     x_full, x_empty, y_full, y_empty, v_full, v_empty, turns = barriers
     t0, t1, w0, w1, first, end = span
     k = shared[5]
@@ -358,6 +358,11 @@ def fold_payload(buffers, barriers, cols_in, span, own, shared, count, done, WG:
     pdot: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=amma, k_width=2)
     zero = gl.full([C.bm, C.bk], 0, gl.float32, layout=smma)
     acc = gl.full([C.bm, C.bdv], 0, gl.float32, layout=amma)
+    # a product with ones adds up the weights as they are rounded: no conversion back, and the tensor cores have the time
+    tmma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 16])
+    total = gl.full([C.bm, 8], 0, gl.float32, layout=tmma)
+    if C.rounded >= 0:
+        ones = ones_s.permute((1, 0))
     by_lane: gl.constexpr = gl.SliceLayout(2, lane_columns(zero).type.layout)
     states, none = C.fns.nest(initial(C, C.bm, gl.SliceLayout(1, smma), by_lane) + (acc,))
     x = x_s.index(WG)
@@ -393,17 +398,23 @@ def fold_payload(buffers, barriers, cols_in, span, own, shared, count, done, WG:
             await_turn(turns, i, WG, C)
             s = warpgroup_mma(x, y_s.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
             acc = warpgroup_mma(p16, v_s.index(last), acc, is_async=True)
+            if C.rounded >= 0:
+                total = warpgroup_mma(p16, ones, total, is_async=True)
             if C.c_loaded:
                 c = column_data(cols_in, c_s, stage, t, edge, k, C, scol)
-            s = warpgroup_mma_wait(1, deps=(s,))
+            s = warpgroup_mma_wait(2 if C.rounded >= 0 else 1, deps=(s,))
             pass_turn(turns, WG, C)
             mbarrier.arrive(y_empty.index(stage), count=1)
             states, alpha, p = fold_tile(s, states, c, t, edge, own, shared, (x_full, done & 1), C)
             # a spin wait keeps ptxas from moving the wait for P V above the arithmetic of the fold
             mbarrier.wait(v_full.index(stage), phase)
-            acc = warpgroup_mma_wait(0, deps=(acc,))
+            if C.rounded >= 0:
+                acc, total = warpgroup_mma_wait(0, deps=(acc, total))
+                total = total * gl.convert_layout(alpha[0], gl.SliceLayout(1, tmma))[:, None]
+            else:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(v_empty.index(last), count=1)
-            if alpha[0] is not None:
+            if len(alpha) > 0:
                 acc = acc * gl.convert_layout(alpha[0], arow)[:, None]
             p16 = gl.convert_layout(narrow(p[0], v_s.dtype), pdot)
         mbarrier.arrive(x_empty, count=1)
@@ -411,14 +422,21 @@ def fold_payload(buffers, barriers, cols_in, span, own, shared, count, done, WG:
         if C.mask:
             without_padding(v_s.index(last), t1 - 1, first, end, C.bk)
         acc = warpgroup_mma(p16, v_s.index(last), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+        if C.rounded >= 0:
+            total = warpgroup_mma(p16, ones, total, is_async=True)
+            acc, total = warpgroup_mma_wait(0, deps=(acc, total))
+        else:
+            acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(v_empty.index(last), count=1)
     else:
         mbarrier.arrive(x_empty, count=1)
     kept = C.fns.flat(C.fns.close(states), (acc,))
     flat = ()
     for j in gl.static_range(len(kept) - 1):
-        flat = flat + (gl.convert_layout(kept[j], arow),)
+        if j == C.rounded:
+            flat = flat + (gl.convert_layout(gl.max(total, 1), arow),)  # its columns are the same
+        else:
+            flat = flat + (gl.convert_layout(kept[j], arow),)
     states, none = C.fns.nest(flat + (acc,))
     return states, acc
 
@@ -436,7 +454,7 @@ def first_states(C: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def fold_plain(buffers, barriers, cols_in, span, own, shared, count, done, WG: gl.constexpr, C: gl.constexpr):
-    x_s, y_s, v_s, c_s = buffers
+    x_s, y_s, v_s, c_s, ones_s = buffers
     x_full, x_empty, y_full, y_empty, v_full, v_empty, turns = barriers
     t0, t1, w0, w1, first, end = span
     k = shared[5]
@@ -451,12 +469,10 @@ def fold_plain(buffers, barriers, cols_in, span, own, shared, count, done, WG: g
         if not C.c_loaded:
             c = column_data(cols_in, c_s, stage, t, edge, k, C, gl.SliceLayout(0, smma))
         mbarrier.wait(y_full.index(stage), i // C.stages & 1)
-        await_turn(turns, i, WG, C)
         s = warpgroup_mma(x_s.index(WG), y_s.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
         if C.c_loaded:
             c = column_data(cols_in, c_s, stage, t, edge, k, C, gl.SliceLayout(0, smma))
         s = warpgroup_mma_wait(0, deps=(s,))
-        pass_turn(turns, WG, C)
         mbarrier.arrive(y_empty.index(stage), count=1)
         states, alpha, p = fold_tile(s, states, c, t, edge, own, shared, (x_full, done & 1), C)
     mbarrier.arrive(x_empty, count=1)
@@ -466,7 +482,7 @@ def fold_plain(buffers, barriers, cols_in, span, own, shared, count, done, WG: g
 @gluon.jit
 def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl.constexpr):
     """What the loading warp does."""
-    x_s, y_s, v_s, c_s = buffers
+    x_s, y_s, v_s, c_s, ones_s = buffers
     x_full, x_empty, y_full, y_empty, v_full, v_empty, turns = barriers
     items, row_tiles, splits, entries, chunk, section, kept = work
     ROW_TILES: gl.constexpr = C.groups
@@ -522,13 +538,19 @@ def rows_kernel(
     c_s = y_s
     if C.c_loaded:
         c_s = gl.allocate_shared_memory(c_d.dtype, [C.stages, C.bk], gl.NVMMASharedLayout(0, c_d.dtype.primitive_bitwidth, 1))
+    ones_s = y_s
+    if C.rounded >= 0:
+        lines: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+        ones_s = gl.allocate_shared_memory(v_d.dtype, [8, C.bk], gl.NVMMASharedLayout.get_default_for([8, C.bk], v_d.dtype))
+        ones_s.store(gl.full([8, C.bk], 1.0, v_d.dtype, layout=lines))
+        fence_async_shared()
     turns = y_full
     if C.turns:
         TURNS: gl.constexpr = 4 if C.groups == 3 else C.groups
         turns = gl.allocate_shared_memory(gl.int64, [TURNS, 1], mbarrier.MBarrierLayout())
         for g in gl.static_range(TURNS):
             mbarrier.init(turns.index(g), count=1)
-    buffers = (x_s, y_s, v_s, c_s)
+    buffers = (x_s, y_s, v_s, c_s, ones_s)
     barriers = (barrier(1), barrier(C.groups), y_full, y_empty, v_full, v_empty, turns)
     shared = (sd, sds, F, I, unit, n, k, origin)
     work = (items, row_tiles, splits, entries, chunk, section, kept)

@@ -72,6 +72,7 @@ class Source:
     lists: bool
     tested: bool
     operations: tuple[int, int]  # per score: arithmetic, exponentials
+    loop: str  # whose own functions of a fold it takes
 
 
 def jit_names(fold: folds.Fold, loop: str = "") -> dict[str, str]:
@@ -86,10 +87,13 @@ def jit_names(fold: folds.Fold, loop: str = "") -> dict[str, str]:
     return names
 
 
-def jit_state(fold: folds.Fold) -> tuple[tuple[Any, ...], ...]:
+def jit_state(fold: folds.Fold, loop: str = "") -> tuple[tuple[Any, ...], ...]:
     """(name, initial value[, width]) of each state tensor; "place" instead of a value gives 0, 1, .. width - 1."""
     module = importlib.import_module(str(fold.jit))
-    return tuple(module.state(fold)) if hasattr(module, "state") else fold.state
+    for name in (f"{loop}_state", "state"):
+        if hasattr(module, name):
+            return tuple(getattr(module, name)(fold))
+    return fold.state
 
 
 def takes_unit(fold: folds.Fold) -> bool:
@@ -400,7 +404,7 @@ class _Generator:
         return Source(
             header + body + "\n", tuple(self.floats), tuple(self.ints), tuple(units), g["x"], g["y"], g["row"], g["col"], g["tile"], g["scalar"],
             self.types, tuple(self.leaves), tuple(payloads), tuple(results), tuple(states), tuple(float(f.fill) for f in self.folds),
-            mask, registers, lists, test is not None, _count(wanted),
+            mask, registers, lists, test is not None, _count(wanted), self.loop,
         )  # fmt: skip
 
     def _full(self, w: _Writer, root: Expr) -> str:
@@ -444,7 +448,7 @@ class _Generator:
                 names = {"step": names["step"]}
             imports.append(f"from {f.jit} import {', '.join(f'{v} as {k}_{j}' for k, v in names.items())}")
             closed.append(f"close_{j}(states[{j}])" if "close" in names else f"states[{j}]")
-            spec = jit_state(f)
+            spec = jit_state(f, self.loop)
             members = []
             for e, (_, value, *width) in enumerate(spec):
                 if value == "place":
@@ -477,10 +481,10 @@ class _Generator:
                 given = f"states[{j}], s{j}, cols, first, visible, {unit}, TYPES[{a}]"
                 weight = f"p[{a}], pay[{a}], PAY[{a}][2], PRECISION"
                 weights.append(f"p{j}")
-                factors.append(f"alpha{j}" if scales(f) else "None")
                 if scales(f):
                     tile.append(f"    t{j}, alpha{j}, p{j} = step_{j}({given})")
-                    products.append(f"    a{a} = product_onto(accs[{a}] * alpha[{a}][:, None], {weight})")
+                    products.append(f"    a{a} = product_onto(accs[{a}] * alpha[{len(factors)}][:, None], {weight})")
+                    factors.append(f"alpha{j}")
                     merge.append(f"    t{j}, alpha{j}, beta{j} = merge_{j}(states[{j}], more[{j}], {unit})")
                     merge.append(f"    a{a} = accs[{a}] * alpha{j}[:, None] + more_accs[{a}] * beta{j}[:, None]")
                     finish.append(f"    r{j} = finish_{j}(states[{j}], {unit})")
@@ -506,7 +510,7 @@ class _Generator:
         count = len(self.program.outputs)
         structure, i = [], 0
         for f in self.folds:
-            size = len(jit_state(f))
+            size = len(jit_state(f, self.loop))
             structure.append(_tuple(nest[i : i + size]))
             i += size
         accs = [f"accs[{a}]" for a in acc_names]
