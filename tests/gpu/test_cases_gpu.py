@@ -20,6 +20,7 @@ from test_attention_cases import check_ties, ulp
 from torch import Tensor
 
 import tilefold as tf
+from tilefold.execute import select
 from tilefold.compat import flash_attn_varlen_func
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
@@ -394,16 +395,19 @@ def test_columns_beyond_two_to_the_31_elements(device: torch.device) -> None:
     torch.testing.assert_close(tf.scores(x, y).logsumexp(-1).double(), want, rtol=1e-5, atol=1e-4)
 
 
-def test_rows_far_apart(device: torch.device) -> None:
-    n, gap = pick((40, 2**26 + 3), (40, 203))
+@pytest.mark.parametrize("odd", [3, 8], ids=["odd stride", "stride of whole vectors"])
+def test_rows_far_apart(odd: int, device: torch.device) -> None:
+    n, gap = pick((40, 2**26 + odd), (40, 200 + odd))
     storage = torch.empty(n * gap, device=device, dtype=BF16)
     x = storage.as_strided((n, 64), (gap, 1))
     values = randn(n, 64, device=device, dtype=BF16)
     x.copy_(values)
     assert not ON_GPU or x.stride(0) * (n - 1) > 2**31
     y = randn(999, 64, device=device, dtype=BF16)
-    same(tf.scores(x, y).logsumexp(-1), tf.scores(values, y).logsumexp(-1))
-    same(tf.scores(y, x).argmax(-1), tf.scores(y, values).argmax(-1))
+    # an odd stride leaves the portable loop, and bits are compared
+    with select.using(**({"loop": "portable"} if odd % 8 else {})):
+        same(tf.scores(x, y).logsumexp(-1), tf.scores(values, y).logsumexp(-1))
+        same(tf.scores(y, x).argmax(-1), tf.scores(y, values).argmax(-1))
 
 
 def test_result_beyond_two_to_the_31_elements(device: torch.device) -> None:

