@@ -20,8 +20,8 @@ from test_attention_cases import check_ties, ulp
 from torch import Tensor
 
 import tilefold as tf
-from tilefold.execute import select
 from tilefold.compat import flash_attn_varlen_func
+from tilefold.execute import select
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 
