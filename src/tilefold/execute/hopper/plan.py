@@ -168,9 +168,9 @@ def groups_of(source: generate.Source, d: int, dv: int) -> int:
     widest = max(select.block(d), select.block(dv) if dv else 0)
     bk = 64 if dv and widest > 128 else 128
     scores = bk // 2
-    held = (
-        scores * max(1, len(source.fills)) + len(source.col) * bk // 4
-    )  # of a lane: two rows, a quarter of the columns
+    outputs = len(source.fills)
+    # of a lane: two rows, a quarter of the columns
+    held = scores * outputs + 4 * (outputs - 1) + len(source.col) * bk // 4
     held += scores * (source.operations[0] > BUSY)
     if dv:
         held += scores // 2 + select.block(dv) // 2  # weights in 16 bits, the accumulator
