@@ -86,11 +86,9 @@ def choose(program: Program, operands: Sequence[Tensor]) -> str:
         BackendError: the executor that was asked for can't run this.
     """
     name = requested()
-    if name == "eager":
+    if name == "eager" or (name == "auto" and operands[0].is_cpu):
         return "eager"
     device = operands[0].device
-    if name == "auto" and device.type == "cpu":
-        return "eager"
     reason = why_not_triton(device.type, device.index)
     if reason is None:
         from . import triton

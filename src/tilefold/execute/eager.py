@@ -12,13 +12,15 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, methodcaller
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import folds
-from ..program import Const, Data, Expr, Index, Leaf, Mask, Op, Program, Size, walk
+from ..program import Const, Data, Expr, Index, Leaf, Mask, Op, Program, Size, op, walk
 
 # pointwise functions; those with True may write over a dying argument
 TORCH: dict[str, tuple[Callable[..., Tensor], bool]] = {
@@ -142,11 +144,10 @@ class _Box:
     lead    the batch dimension of its tensors: () for one entry, else (count,), or (1,) in what all entries share
     """
 
-    __slots__ = ("count", "lead", "operands", "size", "start")
+    __slots__ = ("lead", "operands", "size", "start")
 
     def __init__(self, operands: Sequence[Tensor], start: tuple[int, ...], size: tuple[int, ...]) -> None:
-        self.start, self.size, self.count = start, size, math.prod(size)
-        self.lead = (self.count,) if self.count > 1 else ()
+        self.start, self.size, self.lead = start, size, _lead(size)
         self.operands = [self._part(t) for t in operands] if size else operands
 
     def _part(self, t: Tensor) -> Tensor:
@@ -156,15 +157,32 @@ class _Box:
             j = len(self.size) - lead + d
             if t.shape[d] != 1 and t.shape[d] != self.size[j]:
                 t = t.narrow(d, self.start[j], self.size[j])
-        if not self.lead:
-            return t.flatten(0, -2) if lead else t
-        if all(s == 1 for s in t.shape[:lead]):
-            return t.reshape(1, *t.shape[-2:])  # one for the whole box: broadcast by the consumer
-        return t.expand(*self.size, *t.shape[-2:]).reshape(self.count, *t.shape[-2:])
+        for change in _over_box(t.shape[:-2], self.size):
+            t = change(t)
+        return t
 
     def over_batch(self, value: Tensor) -> Tensor:
         """A result [*lead, ..] as [*size, ..]."""
         return value if self.size == self.lead else value.reshape(*self.size, *value.shape[len(self.lead) :])
+
+
+def _lead(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The batch dimension of a box's tensors: () for one entry, else (count,)."""
+    count = math.prod(size)
+    return (count,) if count > 1 else ()
+
+
+def _over_box(lead: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """What makes a tensor [*size or 1s, A, B] with batch dimensions `lead` one of [*_lead(size), A, B]."""
+    if not _lead(size):
+        if lead:
+            yield methodcaller("flatten", 0, -2)
+    elif not lead:
+        yield methodcaller("unsqueeze", 0)
+    else:
+        if math.prod(lead) > 1 and lead != size:  # 1: one for the whole box, broadcast by the consumer
+            yield methodcaller("expand", *size, -1, -1)
+        yield methodcaller("flatten", 0, -3)
 
 
 def _boxes(operands: Sequence[Tensor], batch: tuple[int, ...], target: int) -> Iterator[_Box]:
@@ -257,6 +275,16 @@ def tiles(n: int, k: int, element: int, cache: int) -> tuple[int, int]:
 CACHE = 4 << 20  # second-level caches of a few cores; measured best between 2 and 8 MiB on 2 cores, 2026-11
 
 
+def _tiling(n: int, k: int, wide: torch.dtype) -> tuple[int, int, int]:
+    """Rows and columns of a tile, and how many batch entries of one tile go together."""
+    bn, bk = tiles(n, k, wide.itemsize, CACHE)
+    return bn, bk, max(1, CACHE // (2 * wide.itemsize) // (bn * bk)) if (bn, bk) == (n, k) else 1
+
+
+def _widest(types: Sequence[torch.dtype]) -> torch.dtype:
+    return torch.float64 if torch.float64 in types else torch.float32
+
+
 def run(
     program: Program,
     operands: Sequence[Tensor],
@@ -272,17 +300,15 @@ def run(
         batch, n, k: sizes that the operands broadcast to
         payload_dtypes: per output the type of its payload or tile result; the others are float32, float64 or int64
     """
+    if operands[0].is_cpu:
+        shapes, types = tuple([t.shape for t in operands]), tuple([t.dtype for t in operands])
+        straight = _if_one_tile(program.text, batch, n, k, shapes, types, tuple(payload_dtypes))
+        if straight is not None:
+            return straight(operands, n, k)
     plan = _plan(program.text)
-    wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
-    count = math.prod(batch)
-    empty = count * n * k == 0
-    bn, bk = tiles(n, k, wide.itemsize, CACHE)
-    per_box = max(1, CACHE // (2 * wide.itemsize) // (bn * bk)) if bn == n and bk == k and not empty else 1
-    if plan.plain and bn == n and not empty and count <= per_box:
-        # one tile of rows: its results are the results
-        box = _Box(operands, (0,) * len(batch), batch)
-        return _run_box(plan, box, n, k, bn, bk, wide, payload_dtypes)
-    device = operands[0].device
+    device, wide = operands[0].device, _widest([t.dtype for t in operands])
+    bn, bk, per_box = _tiling(n, k, wide)
+    empty = math.prod(batch) * n * k == 0
     results = [
         _allocate(o, f, operands, batch, n, k, wide, d, device)
         for o, f, d in zip(program.outputs, plan.folds, payload_dtypes, strict=True)
@@ -291,7 +317,7 @@ def run(
         _finish_empty(plan, operands, batch, n, k, wide, results)
         return _flatten(program, results, payload_dtypes)
     for box in _boxes(operands, batch, per_box):
-        _run_box(plan, box, n, k, bn, bk, wide, payload_dtypes, results)
+        _run_box(plan, box, n, k, bn, bk, wide, results)
     return _flatten(program, results, payload_dtypes)
 
 
@@ -399,12 +425,10 @@ def _run_box(
     bn: int,
     bk: int,
     wide: torch.dtype,
-    dtypes: Sequence[torch.dtype],
-    results: list[Any] | None = None,
-) -> list[Tensor]:
-    """Folds a box of the batch into `results`, or, where one row tile is all there is, gives its results."""
+    results: list[Any],
+) -> None:
+    """Folds a box of the batch into `results`."""
     outputs, mask = plan.program.outputs, plan.program.mask
-    made: list[Tensor] = []
     values: list[Any] = [None] * plan.count
     here = _Context(box, wide, n, k)
     _evaluate(plan.fixed, values, here)
@@ -413,7 +437,7 @@ def _run_box(
         # the bounds of all rows at once: O(N) integers
         scratch = list(values)
         _evaluate(plan.per_row if mask.axis == "row" else plan.per_col, scratch, here)
-        bound = [None if s is None else _as_tensor(scratch[s], here) for s in (plan.lo, plan.hi)]
+        bound = [None if s is None else _as_tensor(scratch[s], wide, here.device) for s in (plan.lo, plan.hi)]
         own, other, tile = (n, k, bn) if mask.axis == "row" else (k, n, bk)
         visible = _Visible(mask, bound[0], bound[1], own, other, tile)
     for n0 in range(0, n, bn):
@@ -447,19 +471,14 @@ def _run_box(
                 if o.payload is not None:
                     width = box.operands[o.payload].shape[-1]
                     acc = torch.zeros(*box.lead, n1 - n0, width, dtype=wide, device=device)
-            if results is None:
-                made.extend(_alone(fold, box, state, acc, dtypes[j]))
-            else:
-                _store(fold, results[j], box, slice(n0, n1), state, acc)
-    return made
+            _store(fold, results[j], box, slice(n0, n1), state, acc)
 
 
-def _as_tensor(value: Any, here: _Context) -> Tensor:
+def _as_tensor(value: Any, wide: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tile of one element; a Python float keeps its 64 bits where scores do."""
     if isinstance(value, Tensor):
         return value
-    dtype = here.wide if isinstance(value, float) else None
-    return torch.tensor(value, dtype=dtype, device=here.device).reshape(1, 1)
+    return torch.tensor(value, dtype=wide if isinstance(value, float) else None, device=device).reshape(1, 1)
 
 
 def _seen(mask: Mask, plan: _Plan, values: list[Any], here: _Context, how: str, block: Tensor | None) -> Tensor | None:
@@ -474,7 +493,7 @@ def _seen(mask: Mask, plan: _Plan, values: list[Any], here: _Context, how: str, 
     if block is not None:
         tests.append(block)
     if plan.test is not None:
-        tests.append(_as_tensor(values[plan.test], here))
+        tests.append(_as_tensor(values[plan.test], here.wide, here.device))
     if not tests:
         return None
     seen = functools.reduce(torch.logical_and, tests)
@@ -491,7 +510,7 @@ def _fold_tile(
     seen: Tensor | None,
     states: list[Any],
     accs: list[Tensor | None],
-    results: list[Any] | None,
+    results: list[Any],
 ) -> None:
     shape = (*here.box.lead, here.n1 - here.n0, here.k1 - here.k0)
     hidden = None if seen is None else ~seen
@@ -499,16 +518,11 @@ def _fold_tile(
         s = values[plan.roots[j]]
         own = plan.owned[j] and isinstance(s, Tensor) and s.shape == shape
         if not own:
-            s = _as_tensor(s, here)
-            s = (s if s.dtype == here.wide else s.to(here.wide)).expand(shape)
-        if hidden is not None:
-            s = s.masked_fill_(hidden, fold.fill) if own else s.masked_fill(hidden, fold.fill)
-            own = True
+            s = _whole(here.box.lead, here.wide, here.device, s, *shape[-2:])
+        s, own = _hide(s, hidden, fold.fill, own)
         if o.axis == "tile":
-            assert results is not None
             results[j].add(here.box, (slice(here.n0, here.n1), slice(here.k0, here.k1)), s)
         elif o.axis == "col":
-            assert results is not None
             if o.payload is None:
                 results[j].add(here.box, (slice(here.k0, here.k1),), s.sum(-2))
             else:
@@ -534,22 +548,24 @@ def _fold_tile(
                 acc.baddbmm_(p, v.expand(acc.shape[0], -1, -1))
 
 
+def _whole(lead: tuple[int, ...], wide: torch.dtype, device: torch.device, s: Any, n: int, k: int) -> Tensor:
+    """A tile of scores that may be smaller, of another type or a number; not to be written to."""
+    return _as_tensor(s, wide, device).to(wide).expand(*lead, n, k)
+
+
+def _hide(s: Tensor, hidden: Tensor | None, fill: float, own: bool) -> tuple[Tensor, bool]:
+    """The tile with `fill` where it is hidden, and whether it may be overwritten."""
+    if hidden is None:
+        return s, own
+    return s.masked_fill_(hidden, fill) if own else s.masked_fill(hidden, fill), True
+
+
 def _without(v: Tensor, hidden: Tensor | None, axis: int) -> Tensor:
     """A payload tile with 0 in the rows that nobody here sees: padding may hold anything, and 0 * NaN is NaN."""
     if hidden is None:
         return v
     unseen = hidden.all(axis)
     return v.masked_fill(unseen.unsqueeze(-1), 0.0) if bool(unseen.any()) else v
-
-
-def _alone(fold: folds.Fold, box: _Box, state: Any, acc: Tensor | None, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The results of a row tile that is all rows of a box that is the whole batch."""
-    for r, value in zip(fold.results, fold.finish(state), strict=True):
-        if r.kind == "payload":
-            assert acc is not None
-            value = acc if value is None else acc.mul_(value.unsqueeze(-1))
-            value = value if value.dtype == dtype else value.to(dtype)
-        yield box.over_batch(value).contiguous()  # a fold may give views of its state
 
 
 def _store(fold: folds.Fold, made: Any, box: _Box, rows: slice, state: Any, acc: Tensor | None) -> None:
@@ -661,20 +677,8 @@ def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> No
         node = step.node
         match node:
             case Op():
-                args = [values[a] for a in step.args]
-                if step.fn is None:
-                    values[step.out] = _special(node, args, here)
-                    continue
-                if step.reuse is not None:
-                    target = values[step.reuse]
-                    # a tile may still be one for the whole box while another argument has one per entry
-                    if target.shape[:-2] == here.box.lead or all(
-                        a.shape[0] == 1 for a in args if isinstance(a, Tensor) and a.dim() == 3
-                    ):
-                        args = _tensors(node, args, here)
-                        values[step.out] = step.fn(*args, out=target) if step.over is None else step.over(*args)
-                        continue
-                values[step.out] = step.fn(*_tensors(node, args, here))
+                fn, args = _operation(step, node.name, values, here.box.lead, here.wide, here.device)
+                values[step.out] = fn(*args)
             case Leaf():
                 values[step.out] = here.leaf(node, step.out)
             case Data():
@@ -687,27 +691,51 @@ def _evaluate(steps: tuple[_Step, ...], values: list[Any], here: _Context) -> No
                 values[step.out] = here.n if node.axis == "row" else here.k
 
 
-def _tensors(node: Op, args: list[Any], here: _Context) -> list[Any]:
+def _operation(
+    step: _Step, name: str, values: list[Any], lead: tuple[int, ...], wide: torch.dtype, device: torch.device
+) -> tuple[Callable[..., Any], list[Any]]:
+    """The function of a pointwise operation and its arguments, as torch takes them fastest."""
+    given = [values[a] for a in step.args]
+    if step.fn is None:
+        return functools.partial(_special, name, wide, device), given
+    args = _tensors(name, given, wide, device)
+    fn = step.fn
+    if step.reuse is not None:
+        target = values[step.reuse]
+        # a tile may still be one for the whole box while another argument has one per entry
+        if target.shape[:-2] == lead or all(a.shape[0] == 1 for a in args if isinstance(a, Tensor) and a.dim() == 3):
+            place = next(i for i, a in enumerate(args) if a is target)
+            fn = functools.partial(_into, step.fn, place) if step.over is None else step.over
+    exact = wide == torch.float64 and step.node.type == "float" and name in ("add", "sub", "mul", "div", "pow")
+    if exact and any(isinstance(a, Tensor) and not a.is_floating_point() for a in args):
+        fn = functools.partial(_in_float64, fn)  # an integer beside a float would be a float32
+    return fn, args
+
+
+def _into(fn: Callable[..., Any], target: int, *args: Any) -> Any:
+    return fn(*args, out=args[target])
+
+
+def _in_float64(fn: Callable[..., Any], *args: Any) -> Any:
+    return fn(*[a.double() if isinstance(a, Tensor) and not a.is_floating_point() else a for a in args])
+
+
+def _tensors(name: str, args: list[Any], wide: torch.dtype, device: torch.device) -> list[Any]:
     """torch functions take a number as second argument; where it does not, or all are numbers, make tensors."""
-    if node.type == "float" and here.wide == torch.float64 and node.name in ("add", "sub", "mul", "div", "pow"):
-        # an integer beside a float would be a float32
-        args = [a.to(here.wide) if isinstance(a, Tensor) and not a.is_floating_point() else a for a in args]
     if all(isinstance(a, Tensor) for a in args):
         return args
     fixed = list(args)
-    if node.name in ("add", "mul") and not isinstance(fixed[0], Tensor):
+    if name in ("add", "mul") and not isinstance(fixed[0], Tensor):
         fixed.reverse()
-    needs = node.name in ("maximum", "minimum", "and", "or", "xor", "isnan", "isinf", "where") or not isinstance(
+    needs = name in ("maximum", "minimum", "and", "or", "xor", "isnan", "isinf", "where") or not isinstance(
         fixed[0], Tensor
     )
     if not needs:
-        if node.name in ("add", "sub", "mul", "div") and isinstance(fixed[1], float) and fixed[0].dtype == here.wide:
-            fixed[1] = _constant(fixed[1], here.wide)
+        if name in ("add", "sub", "mul", "div") and isinstance(fixed[1], float) and fixed[0].dtype == wide:
+            fixed[1] = _constant(fixed[1], wide)
         return fixed
     return [
-        a
-        if isinstance(a, Tensor)
-        else torch.tensor(a, device=here.device, dtype=here.wide if isinstance(a, float) else None)
+        a if isinstance(a, Tensor) else torch.tensor(a, device=device, dtype=wide if isinstance(a, float) else None)
         for a in fixed
     ]
 
@@ -718,10 +746,169 @@ def _constant(value: float, dtype: torch.dtype) -> Tensor:
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
-def _special(node: Op, args: list[Any], here: _Context) -> Any:
-    if node.name == "float":
-        return _as_tensor(args[0], here).to(here.wide)
-    if node.name == "gumbel":
-        seed, stream, position, column = (_as_tensor(a, here) for a in args)
-        return folds.gumbel(seed, stream, position, column, here.wide)
-    raise ValueError(f"operation {node.name!r} is not known to the eager executor")
+def _special(name: str, wide: torch.dtype, device: torch.device, *args: Any) -> Any:
+    if name == "float":
+        return _as_tensor(args[0], wide, device).to(wide)
+    if name == "gumbel":
+        seed, stream, position, column = (_as_tensor(a, wide, device) for a in args)
+        return folds.gumbel(seed, stream, position, column, wide)
+    raise ValueError(f"operation {name!r} is not known to the eager executor")
+
+
+CPU = torch.device("cpu")
+
+
+Straight = Callable[[Sequence[Tensor], int, int], list[Tensor]]
+
+
+@functools.lru_cache(maxsize=1024)
+def _if_one_tile(
+    text: str,
+    batch: tuple[int, ...],
+    n: int,
+    k: int,
+    shapes: tuple[tuple[int, ...], ...],
+    types: tuple[torch.dtype, ...],
+    payload_dtypes: tuple[torch.dtype, ...],
+) -> Straight | None:
+    """`_straight`, where one tile holds all scores."""
+    bn, bk, per_box = _tiling(n, k, _widest(types))
+    if (bn, bk) != (n, k) or not 0 < math.prod(batch) <= per_box:
+        return None
+    return _straight(text, batch, tuple(tuple(s[:-2]) for s in shapes), types, payload_dtypes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _straight(
+    text: str,
+    batch: tuple[int, ...],
+    leads: tuple[tuple[int, ...], ...],
+    types: tuple[torch.dtype, ...],
+    payload_dtypes: tuple[torch.dtype, ...],
+) -> Straight | None:
+    """A function of (operands, N, K) that runs a Program on a CPU whose scores lie in one tile, a line per operation.
+
+    What `_operation` decides depends on batch dimensions and types alone; it is asked here, with small operands.
+    None: not for results per column, and not with a mask of blocks.
+
+    Args:
+        leads: the batch dimensions of each operand
+    """
+    program, mask = Program.parse(text), Program.parse(text).mask
+    if not _plan(text).plain or (mask is not None and mask.block is not None):
+        return None
+    plan = _plan(Program(program.operands, program.outputs, _as_test(mask)).text)
+    lead, wide = _lead(batch), _widest(types)
+    times = _times if lead else torch.mm
+    sizes = {"rows": (2, 1), "cols": (3, 1), "row": (2, 1), "col": (1, 3), "tile": (2, 3), "scalar": (1, 1)}
+    known: dict[str, Any] = {"batch": batch, "nothing": _NOTHING, "hide": _hide, "without": _without}
+    small: dict[str, Any] = {"n": 2, "k": 3}  # the value of each name
+    lines = [f"{', '.join(f't{i}' for i in range(len(types)))}, = operands"]
+
+    def name(value: Any) -> str:
+        """Of a function or a number."""
+        known[made := f"c{len(known)}"] = small[made] = value
+        return made
+
+    def line(out: str, fn: Callable[..., Any], *args: str) -> None:
+        small[out] = fn(*[small[a] for a in args])
+        lines.append(f"{out} = {name(fn)}({', '.join(args)})")
+
+    for i, (kind, dtype) in enumerate(zip(program.operands, types, strict=True)):
+        t = small[f"t{i}"] = torch.ones(*leads[i], *sizes[kind], dtype=dtype, device=CPU)
+        for change in _over_box(t.shape[:-2], batch):
+            line(f"t{i}", change, f"t{i}")
+        if _wide(t, wide) is not t:
+            line(f"t{i}", functools.partial(_wide, dtype=wide), f"t{i}")
+    slots: list[str] = [f"v{i}" for i in range(plan.count)]  # the name of each node's value
+    values: list[Any] = [None] * plan.count
+    for step in (*plan.fixed, *plan.per_row, *plan.per_col, *plan.per_tile):
+        out = slots[step.out]
+        match step.node:
+            case Op(name=operation):
+                fn, args = _operation(step, operation, values, lead, wide, CPU)
+                line(out, fn, *(next((slots[a] for a in step.args if values[a] is x), None) or name(x) for x in args))
+            case Leaf(rows=rows, cols=cols):
+                line("turned", attrgetter("mT"), f"t{cols}")
+                line(out, times, f"t{rows}", "turned")
+            case Data(operand=i):
+                slots[step.out] = f"t{i}"
+            case Index(axis="row"):
+                line(out, _row_numbers, "n")
+            case Index():
+                line(out, _col_numbers, "k")
+            case Const(value=value):
+                slots[step.out] = name(value)
+            case Size(axis=axis):
+                line(out, functools.partial(torch.tensor, device=CPU), "n" if axis == "row" else "k")
+        values[step.out] = small[slots[step.out]]
+    seen = "None"
+    if plan.test is not None:
+        seen = "seen"
+        line(seen, functools.partial(_as_tensor, wide=wide, device=CPU), slots[plan.test])
+        if mask is not None and mask.test is None:
+            lines.append("seen = None if seen.all() else seen")
+        lines.append("hidden = None if seen is None else ~seen")
+    returned = []
+    for j, (o, fold, dtype) in enumerate(zip(program.outputs, plan.folds, payload_dtypes, strict=True)):
+        s, like = slots[plan.roots[j]], values[plan.roots[j]]
+        whole = isinstance(like, Tensor) and like.shape == (*lead, 2, 3) and like.dtype == wide
+        own = str(whole and plan.owned[j])
+        if not whole:
+            line("s", functools.partial(_whole, lead, wide, CPU), s, "n", "k")
+            s = "s"
+        if plan.test is not None:
+            lines.append(f"s, own = hide({s}, hidden, {name(fold.fill)}, {own})")
+            s, own = "s", "own"
+        columns = f"{name(_col_numbers)}(k)" if fold.sees_columns else "nothing"
+        results = [f"r{j}_{i}" for i in range(len(fold.results))]
+        call = f"{name(fold.whole)}({s}, {columns}, {seen if fold.sees_mask else None}, {own})"
+        if o.payload is None:
+            lines.append(f"{', '.join(results)}, = {call}")
+        else:
+            lines.append(f"({', '.join(results)},), p = {call}")
+            v = f"t{o.payload}" if plan.test is None else f"without(t{o.payload}, hidden, -2)"
+            lines.append(f"acc = {name(times)}(p, {v})")
+        for r, result in zip(results, fold.results, strict=True):
+            if result.kind == "payload":
+                lines.append(f"{r} = acc if {r} is None else acc.mul_({r})")
+                if dtype != wide:
+                    lines.append(f"{r} = {r}.to({name(dtype)})")
+            if batch != lead:
+                lines.append(f"{r} = {r}.reshape(*batch, n{'' if result.kind == 'row' else f', {r}.shape[-1]'})")
+            elif result.kind == "row":
+                lines.append(f"{r} = {r} if {r}.dim() == {len(batch) + 1} else {r}.reshape(*batch, n)")
+            returned.append(f"{r}.contiguous()")  # a fold may give views of its state
+    lines.append(f"return [{', '.join(returned)}]")
+    exec(_compiled("def straight(operands, n, k):\n    " + "\n    ".join(lines)), known)
+    made: Straight = known["straight"]
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(source: str) -> CodeType:
+    return compile(source, "<a straight line of operations>", "exec")
+
+
+def _as_test(mask: Mask | None) -> Mask | None:
+    """The mask with its interval as a pointwise test."""
+    if mask is None:
+        return None
+    test = mask.test
+    for name, bound in (("ge", mask.lo), ("lt", mask.hi)):
+        if bound is not None:
+            here = op(name, Index("col" if mask.axis == "row" else "row"), bound)
+            test = here if test is None else op("and", here, test)
+    return Mask(test=test)
+
+
+def _times(p: Tensor, v: Tensor) -> Tensor:
+    return _matmul(p, v, None)
+
+
+def _row_numbers(n: int) -> Tensor:
+    return _numbers(0, n, CPU).unsqueeze(-1)
+
+
+def _col_numbers(k: int) -> Tensor:
+    return _numbers(0, k, CPU)

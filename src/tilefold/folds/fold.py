@@ -129,6 +129,17 @@ class Fold(ABC):
         """The state of a row's first tile: what `step` gives from `init`, where alpha has nothing to scale."""
         return self.step(self.init(s.shape[:-1], s.dtype, s.device), s, cols, visible, own)
 
+    def whole(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:
+        """The results of rows that lie in one tile: `finish` of `lift`, which a fold may do with less work.
+
+        A number per row may be [.., N, 1]. With a payload (results, P), where the factor of the accumulator is so.
+        """
+        made = self.lift(s, cols, visible, own)
+        if not any(r.kind == "payload" for r in self.results):
+            return self.finish(made)
+        factor, *others = self.finish(made[0])
+        return (None if factor is None else factor.unsqueeze(-1), *others), made[2]
+
     @abstractmethod
     def merge(self, a: State, b: State) -> Any:
         """The state of both; with a payload (state, factor of a's accumulator, factor of b's)."""
@@ -211,6 +222,13 @@ def exp_below(s: Tensor, m: Tensor, own: bool) -> Tensor:
     return shifted.exp_()
 
 
+def exp_of_rows(s: Tensor, own: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Of whole rows: m, the maximum, or 0 where that is infinite; exp(s - m); its sum. m and the sum are [.., N, 1]."""
+    m = s.amax(-1, True).nan_to_num_(math.nan, 0.0, 0.0)
+    p = (s.sub_(m) if own else s - m).exp_()
+    return m, p, p.sum(-1, True)
+
+
 __all__ = [
     "Cost",
     "Data",
@@ -220,6 +238,7 @@ __all__ = [
     "Result",
     "State",
     "exp_below",
+    "exp_of_rows",
     "finite",
     "lookup",
     "op",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..program import Expr, op
-from .fold import Cost, Fold, Pullback, State, exp_below, finite, register, seen
+from .fold import Cost, Fold, Pullback, State, exp_below, exp_of_rows, finite, register, seen
 
 
 @register
@@ -33,6 +33,10 @@ class LogSumExp(Fold):
     def lift(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> State:
         m = s.amax(-1)
         return m, exp_below(s, finite(m), own).sum(-1)
+
+    def whole(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> tuple[Tensor, ...]:
+        m, _, l = exp_of_rows(s, own)
+        return (l.log_().add_(m),)  # an infinite maximum is in l too
 
     def merge(self, a: State, b: State) -> State:
         m = torch.maximum(a[0], b[0])

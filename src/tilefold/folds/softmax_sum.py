@@ -9,6 +9,7 @@ State: m and l of log-sum-exp; the executor keeps acc = sum_j exp(s_j - m) v_j.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..program import Expr, op
-from .fold import Cost, Fold, Pullback, Result, State, exp_below, finite, register, seen
+from .fold import Cost, Fold, Pullback, Result, State, exp_below, exp_of_rows, finite, register, seen
 
 
 @register
@@ -58,6 +59,13 @@ class SoftmaxSum(Fold):
         m = s.amax(-1)
         p = exp_below(s, finite(m), own)
         return (m, p.sum(-1)), None, p
+
+    def whole(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:
+        m, p, l = exp_of_rows(s, own)
+        factor = l.reciprocal()
+        if self.neutral:
+            factor.nan_to_num_(math.nan, 0.0, 0.0)
+        return (factor, l.log_().add_(m)), p  # an infinite maximum is in l too
 
     def merge(self, a: State, b: State) -> Any:
         m = torch.maximum(a[0], b[0])

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError, ShapeError, explain
+from ..execute.operator import fold_directly, is_plain, type_names
 from ..folds import Fold, LogSumExp, SoftmaxSum
 from ..scores import Scores
-from ..scores.api import run
+from ..scores.api import Assembled, assemble, run
 from ..scores.core import autocast
 from ..scores.dropout import dropped
 from ..scores.mask import Mask
@@ -112,6 +113,15 @@ def attention(
         ShapeError: for shapes, devices or data types that do not go together
         OptionError: for an unknown alignment or layout, causal=True with Sq != Sk, or an option out of its range
     """
+    others = (bias, alibi_slopes, mask, score_mod, sinks, cu_seqlens_q, cu_seqlens_k, out_dtype)
+    key = None
+    if layout == "bhsd" and dropout_p == 0 and not [o for o in others if o is not None]:
+        key = _key(q, k, v, causal, scale, window, softcap)
+        known = _programs.get(key)
+        if known is not None:
+            out, lse = _as_heads(fold_directly(_in_groups(q, k, v), *known))
+            out = out if out.dtype == q.dtype else out.to(q.dtype)
+            return (out, lse) if return_lse else out
     keys, values = _shards(k), _shards(v)
     check_operands(q, keys, values, layout)
     check_packing(q, keys, layout, cu_seqlens_q, cu_seqlens_k)
@@ -132,7 +142,11 @@ def attention(
     rescaled = dropout is not None or sinks is not None
     wide = torch.promote_types(dtype, torch.float32) if rescaled or out_dtype is not None else None
 
-    out, own, lse = _fold(q, keys, values, heads, rule, dropout, wide)
+    parts, folds = _parts(q, keys, values, rule, dropout, wide)
+    if key is not None:
+        _remember(key, assemble(parts[0], folds))
+    results = fold_shards(parts, folds) if len(keys) > 1 else run(parts[0], folds)
+    out, own, lse = _as_heads((*results[0], results[-1][-1]))
     if sinks is not None:
         lse = _with_sink(lse, sinks)
     if rescaled:
@@ -159,14 +173,12 @@ def _as_given(out: Tensor, layout: Layout) -> Tensor:
     return out.squeeze(0) if layout == "thd" else out
 
 
-def _fold(
-    q: Tensor, keys: list[Tensor], values: list[Tensor], heads: Heads, rule: Rule, dropout: Dropout | None,
-    wide: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Softmax-weighted sum [B, H, Sq, Dv], the log-sum-exp of what it sums, and that of all scores [B, H, Sq]."""
-    if heads.grouped:
-        q = q.reshape(q.shape[0], *heads.groups, *q.shape[2:])
-        keys, values = [t.unsqueeze(2) for t in keys], [t.unsqueeze(2) for t in values]
+def _parts(
+    q: Tensor, keys: list[Tensor], values: list[Tensor], rule: Rule, dropout: Dropout | None, wide: torch.dtype | None
+) -> tuple[list[Any], list[Fold]]:
+    """The scores of each shard of the keys, for each fold; and the folds."""
+    q, *both = _in_groups(q, *keys, *values)
+    keys, values = both[: len(keys)], both[len(keys) :]
     parts: list[Any] = []
     start = 0
     for k in keys:
@@ -176,12 +188,58 @@ def _fold(
         parts.append(tuple(rule.numbered(one, start) for one in each) if len(keys) > 1 else each)
         start += k.shape[-2]
     payload = values if len(keys) > 1 else values[0]
-    folds: list[Fold] = [SoftmaxSum(payload, return_lse=True), *([] if dropout is None else [LogSumExp()])]
-    results = fold_shards(parts, folds) if len(keys) > 1 else run(parts[0], folds)
-    (out, own), lse = results[0], results[-1][-1]
-    if heads.grouped:
-        out, own, lse = out.flatten(1, 2), own.flatten(1, 2), lse.flatten(1, 2)
-    return out, own, lse
+    return parts, [SoftmaxSum(payload, return_lse=True), *([] if dropout is None else [LogSumExp()])]
+
+
+def _in_groups(q: Tensor, *others: Any) -> list[Tensor]:
+    """[B, Hkv, H / Hkv, S, ..] where heads share keys."""
+    heads, kv_heads = q.shape[1], others[0].shape[1]
+    if heads == kv_heads:
+        return [q, *others]
+    return [q.reshape(q.shape[0], kv_heads, heads // kv_heads, *q.shape[2:]), *[t.unsqueeze(2) for t in others]]
+
+
+def _as_heads(results: Sequence[Tensor]) -> Sequence[Tensor]:
+    """[B, H, S, ..] of results, the output first, whose heads may be in groups."""
+    return [t.flatten(1, 2) for t in results] if results[0].dim() == 5 else results
+
+
+KEPT = 1024  # Programs of calls
+HASHED = frozenset((type(None), bool, int, float, str, tuple))
+_programs: dict[Any, tuple[str, list[int], str]] = {}  # what decides a call's Program: the Program, sizes, types
+
+
+def _remember(key: Any, made: Assembled) -> None:
+    if len(_programs) == KEPT:
+        _programs.clear()
+    _programs[key] = made.program, made.sizes, type_names(*made.dtypes)
+
+
+def _key(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    """What decides the Program of a call without other tensors; None: more than that does."""
+    window = options[2]
+    if not is_plain((q, k, v)) or torch._C._is_any_autocast_enabled():
+        return None
+    types = tuple(map(type, options))
+    if type(window) is tuple:
+        types += tuple(map(type, window))
+    if not HASHED.issuperset(types):
+        return None
+    known = (
+        q.shape,
+        k.shape,
+        v.shape,
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        k.device,
+        v.device,
+        q.layout,
+        k.layout,
+        v.layout,
+    )
+    return *known, *options, types
 
 
 def _check_sinks(sinks: Any, heads: Heads, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from ..execute.operator import fold as run_fold
 from ..execute.operator import type_names
 from ..folds.fold import Fold
 from ..folds.gradient import ROW_DOT
-from ..folds.lower import lowered
+from ..folds.lower import folded
 from ..folds.topk import COMBINABLE_K, MAX_K, TopK
 from ..program import text
 from .core import Distances, Normalized, Scores, _same_device, autocast, broadcast, number
@@ -336,7 +336,7 @@ def check(s: Scores, every: Sequence[Fold]) -> None:
                 explain("s", "scores with no column (K = 0)", f"at least one column: {f.name} of nothing has no value")
             )
         if f.payload is None:
-            if any(r.kind == "payload" for r in f.results):
+            if "payload" in [r.kind for r in f.results]:
                 raise OptionError(explain("payload", "None", f"a tensor [.., K, Dv] for {f.name}"))
         else:
             v = f.payload
@@ -386,16 +386,16 @@ def assemble(given: Scores | tuple[Scores, ...], every: Sequence[Fold], wide: bo
     each = given if isinstance(given, tuple) else (given,) * len(every)
     s = each[0]
     check(s, every)
-    exprs = [own._expr for own in each]
     outputs, dtypes = [], []
-    for f in every:
-        extras: list[str | None] = []
-        for name, e in zip(f.extra_names or (f.name,) * len(f.extras), f.extras, strict=True):
+    for f, own in zip(every, each, strict=True):
+        extras: tuple[str | None, ...] = ()
+        more = f.extras
+        for name, e in zip(f.extra_names or (f.name,) * len(more), more, strict=True):
             if isinstance(e, Tensor):
                 s, added = s._row_data(e, name)
-                extras.append(added)
+                extras += (added,)
             else:
-                extras.append(None if e is None else number(e))
+                extras += (None if e is None else number(e),)
         payload = None
         dtype = torch.float32
         if f.payload is not None:
@@ -405,13 +405,9 @@ def assemble(given: Scores | tuple[Scores, ...], every: Sequence[Fold], wide: bo
             s = s._with(operands=(*s._operands, v), kinds=(*s._kinds, "cols"), batch=batch, versions=(*s._versions, 0))
             dtype = v.dtype if v.dtype == s._dtype else torch.promote_types(v.dtype, s._dtype)
             dtype = torch.promote_types(dtype, torch.float32) if wide else dtype
-        outputs.append((f.name, extras, f.options, payload))
+        outputs.append((own._expr, f.name, f.options, extras, payload))
         dtypes.append(dtype)
-    made = tuple(
-        (name, lowered(expr, name, options, tuple(extras)), options, payload)
-        for expr, (name, extras, options, payload) in zip(exprs, outputs, strict=True)
-    )
-    program, kept = text.program(s._kinds, made, s._mask)
+    program, kept = folded(s._kinds, tuple(outputs), s._mask)
     return Assembled(program, [s._operands[i] for i in kept], [*s._batch, s._n, s._k], dtypes)
 
 

@@ -746,8 +746,6 @@ class Scores(Pointwise):
         again: Callable[[Tensor], Tensor] | None = None,
     ) -> Any:
         """One fold along `dim`; along both axes (or None: all) by folding one and reducing the result with `again`."""
-        from .api import fold
-
         if isinstance(dim, (tuple, list)) and len(dim) == 1:
             dim = dim[0]
         if dim is None or isinstance(dim, (tuple, list)):
@@ -756,12 +754,12 @@ class Scores(Pointwise):
                 raise FoldError(
                     explain(f"{name}(dim=)", str(dim), f"one axis, the last or the last but one; or {TOO_MANY}")
                 )
-            out = fold(self, make())
+            out = api.fold(self, make())
             # the last axis is gone; reduce the others, from the back
             for d in reversed([d for d in dims if d != self.dim() - 1]):
                 out = again(out.movedim(d, -1))
             return out.reshape([1 if d in dims else n for d, n in enumerate(self.shape)]) if keepdim else out
-        out = fold(self._along(dim, name), make())
+        out = api.fold(self._along(dim, name), make())
         if not keepdim:
             return out
         at = self._dim(dim)
@@ -854,25 +852,21 @@ class Scores(Pointwise):
             raise FoldError(explain(f"{name}(dim=)", "None (the place in the flattened matrix)", "dim=-1 or dim=-2"))
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-        from .api import fold
-
         turned = self._along(dim, "topk")
-        values, columns = fold(turned, folds.TopK(k) if largest else folds.BottomK(k))
+        values, columns = api.fold(turned, folds.TopK(k) if largest else folds.BottomK(k))
         if self._dim(dim) == self.dim() - 2:
             values, columns = values.mT, columns.mT
         return torch.return_types.topk((values, columns))
 
     def gather(self, dim: int, index: Tensor) -> Tensor:
         """The scores at index [.., N, m] along the last axis (or the last but one), for small m: one fold each."""
-        from .api import fold
-
         turned = self._along(dim, "gather")
         index = index if turned is self else index.mT
         if index.dim() != self.dim() or index.shape[:-1] != turned.shape[:-1]:
             raise ShapeError(
                 explain("index", f"shape {tuple(index.shape)}", f"[{', '.join(map(str, turned.shape[:-1]))}, m]")
             )
-        picked = fold(turned, *(folds.Gather(index[..., i]) for i in range(index.shape[-1])))
+        picked = api.fold(turned, *(folds.Gather(index[..., i]) for i in range(index.shape[-1])))
         out = torch.stack(picked if isinstance(picked, tuple) else (picked,), -1)
         return out if turned is self else out.mT
 
@@ -890,17 +884,15 @@ class Scores(Pointwise):
         return self._times(other, lambda v: folds.WeightedSum(v))
 
     def _times(self, other: Any, make: Callable[[Tensor], folds.Fold]) -> Tensor:
-        from .api import fold
-
         if isinstance(other, (Scores, Normalized)):
             raise FoldError(f"matmul(scores, scores): one of them has to be a tensor; {TOO_MANY}")
         if not isinstance(other, Tensor):
             raise TypeError(explain("matmul(scores, other)", type(other).__name__, "a tensor [.., K, Dv]"))
         other = autocast(other)
         if other.dim() == 1:
-            out: Tensor = fold(self, make(other.unsqueeze(-1)))
+            out: Tensor = api.fold(self, make(other.unsqueeze(-1)))
             return out.squeeze(-1)
-        out = fold(self, make(other))
+        out = api.fold(self, make(other))
         return out
 
     mm = mv = bmm = __matmul__ = matmul
@@ -1028,9 +1020,7 @@ class Normalized(Pointwise):
         one_pass = self.source._dim(dim) == self.dim_ and self.is_log and self.along_columns
         if not one_pass or index.shape[:-1] != self.shape[:-1]:
             return self.scores.gather(dim, index)
-        from .api import fold
-
-        lse, *picked = fold(
+        lse, *picked = api.fold(
             self.source, folds.LogSumExp(), *(folds.Gather(index[..., i]) for i in range(index.shape[-1]))
         )
         return torch.stack([p - lse for p in picked], -1)
@@ -1058,7 +1048,7 @@ class Normalized(Pointwise):
 def _versions(operands: Sequence[Tensor]) -> tuple[int, ...]:
     if torch.compiler.is_compiling():
         return (0,) * len(operands)
-    return tuple(0 if t.is_inference() else t._version for t in operands)
+    return tuple([0 if t.is_inference() else t._version for t in operands])
 
 
 def broadcast(a: Sequence[int], b: Sequence[int], argument: str) -> tuple[int, ...]:
@@ -1120,3 +1110,6 @@ def map_texts(s: Scores, change: Callable[[str | None], str | None]) -> tuple[st
     expr = change(s._expr)
     assert expr is not None
     return expr, mask
+
+
+from . import api  # noqa: E402 - which imports this module first
