@@ -6,6 +6,8 @@ Case numbers are those of the project's list of reports about attention.
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -610,6 +612,53 @@ def test_functional_gradient() -> None:
     found = torch.func.grad(lambda *t: tf.attention(*t, causal=True).square().sum(), (0, 1, 2))(q, k, v)
     right = torch.func.grad(lambda *t: reference(*t, causal(9, 9))[0].square().sum(), (0, 1, 2))(q, k, v)
     torch.testing.assert_close(found, right)
+
+
+# ---- calls that are known ----------------------------------------------------------------------------------
+
+
+def test_second_call_reads_and_differentiates_as_the_first() -> None:
+    for h, hkv in ((2, 2), (4, 2)):
+        for _ in range(3):
+            q, k, v = qkv(2, h, hkv, 9, 11)
+            options = {"causal": "bottom_right", "window": (4, None), "softcap": 3.0, "scale": 0.5}
+            i, j = torch.arange(9).unsqueeze(-1) + 2, torch.arange(11)
+            want = reference(q, k, v, (j <= i) & (j >= i - 4), scale=0.5, softcap=3.0)
+            agrees(run(q, k, v, **options), want, q, k, v)
+            with torch.no_grad():
+                torch.testing.assert_close(tf.attention(q, k, v, **options), want[0])
+
+
+def test_options_that_are_equal_stay_apart() -> None:
+    q, k, v = (t.detach() for t in qkv(1, 1, 1, 3, 3))
+    tf.attention(q, k, v, causal=True)
+    with pytest.raises(ValueError, match="causal: got 1"):
+        tf.attention(q, k, v, causal=1)  # type: ignore[arg-type]
+    for scale in (1.0, 1, 2, 2.0):
+        torch.testing.assert_close(tf.attention(q, k, v, scale=scale), reference(q, k, v, scale=scale)[0])
+    with pytest.raises(ValueError, match="left"):
+        tf.attention(q, k, v, window=([1], 0))  # type: ignore[arg-type]
+
+
+def test_autocast_is_noticed_in_a_known_call() -> None:
+    q, k, v = (t.detach() for t in qkv(1, 1, 1, 3, 3, dtype=torch.float32))
+    tf.attention(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert tf.attention(q, k, v).dtype == torch.bfloat16
+    assert tf.attention(q, k, v).dtype == torch.float32
+
+
+def test_known_calls_are_few_and_keep_no_operand() -> None:
+    ops = sys.modules["tilefold.ops.attention"]
+    before = dict(ops._programs)
+    q = torch.zeros(1, 1, 1, 1)
+    for d in range(1, ops.KEPT + 9):
+        tf.attention(q.expand(1, 1, 1, d), q.expand(1, 1, 1, d), q)
+    assert 0 < len(ops._programs) <= ops.KEPT
+    kept = weakref.ref(q)
+    del q
+    assert kept() is None
+    ops._programs.update(before)
 
 
 # ---- bad input ---------------------------------------------------------------------------------------------

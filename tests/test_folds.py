@@ -93,6 +93,15 @@ class Row:
         made = self.fold.lift(s, torch.arange(self.k), self.seen if self.fold.sees_mask else None, True)
         return (made[0], made[2] @ self.v) if has_payload(self.fold) else (made, None)
 
+    def whole(self) -> tuple[Tensor, ...]:
+        s = self.s.clone() if self.seen is None else self.s.masked_fill(~self.seen, self.fold.fill)
+        made = self.fold.whole(s, torch.arange(self.k), self.seen if self.fold.sees_mask else None, True)
+        if has_payload(self.fold):
+            (factor, *others), p = made
+            acc = p @ self.v
+            made = (acc if factor is None else acc * factor, *others)
+        return tuple(r.reshape(1, self.n) if e.kind == "row" else r for r, e in zip(made, self.fold.results))
+
     def merge(self, a: State, b: State) -> State:
         made = self.fold.merge(a[0], b[0])
         if a[1] is None or b[1] is None:
@@ -147,6 +156,14 @@ def test_first_tile_needs_no_initial_state(cls: type[Fold], data: Any) -> None:
 
 
 @every_fold
+@given(st.data())
+def test_one_tile_needs_no_state(cls: type[Fold], data: Any) -> None:
+    row = Row(data, cls)
+    for found, right in zip(row.whole(), row.finish(row.lift()), strict=True):
+        same(found, right)
+
+
+@every_fold
 @pytest.mark.parametrize("value", [math.nan, INF, -INF])
 def test_first_tile_takes_every_float(cls: type[Fold], value: float) -> None:
     """Beside a finite score, alone in a row, and in a row of its own kind."""
@@ -157,9 +174,11 @@ def test_first_tile_takes_every_float(cls: type[Fold], value: float) -> None:
     if has_payload(fold):
         same(made[0][2], made[1][2])
         made = [state for state, _, _ in made]
-    for a, b in zip(fold.finish(made[0]), fold.finish(made[1])):
+    whole = fold.whole(s.clone(), cols, None, True)
+    for a, b, c in zip(fold.finish(made[0]), fold.finish(made[1]), whole[0] if has_payload(fold) else whole):
         if a is not None:
             same(a, b)
+            same(c.reshape(a.shape), a)
 
 
 @every_fold

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from accuracy import close64
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tilefold.execute import eager
@@ -27,6 +28,7 @@ from tilefold.program import (
     gradients,
     op,
     transpose,
+    walk,
 )
 from tilefold.program.expr import OPS
 
@@ -125,6 +127,42 @@ def _evaluate(expr: Expr, operands: list[torch.Tensor], kinds: tuple[str, ...], 
     program = Program(kinds, (Output("sum", expr, axis="tile"),))
     (out,) = eager.run(program, operands, (), n, k, (torch.float64,))
     return out
+
+
+per_row = st.one_of(
+    st.builds(
+        lambda f, e: Output(f, e), st.sampled_from(["logsumexp", "sum", "max", "argmax", "variance"]), expressions
+    ),
+    st.builds(lambda e, k: Output("topk", e, (("k", k),)), expressions, st.integers(1, 4)),
+    st.builds(lambda e, n: Output("softmax_sum", e, (("neutral", n),), 1), expressions, st.booleans()),
+    st.builds(lambda e: Output("weighted_sum", e, (), 1), expressions),
+)
+visible = st.one_of(st.none(), st.builds(Mask, st.just("row"), intervals, intervals, st.none(), st.just((0, 0)), tests))
+LEADS = {(): [()], (1, 1): [(), (1,), (1, 1)], (3,): [(), (1,), (3,)], (2, 3): [(), (3,), (2, 1), (2, 3), (1, 1)]}
+
+
+@given(st.lists(per_row, min_size=1, max_size=2), visible, st.sampled_from([*LEADS]), st.integers(0, 2**31), st.data())
+def test_straight_line_gives_what_the_loop_gives(
+    outputs: list[Output], mask: Mask | None, batch: tuple[int, ...], seed: int, data: st.DataObject
+) -> None:
+    """At other sizes too than those it was first made for."""
+    program = Program(OPERANDS, tuple(outputs), mask)
+    for node in walk(*program.roots()):  # torch's relu of integers is an integer
+        assume(not (isinstance(node, Op) and node.name == "relu" and node.args[0].type == "int"))
+    leads = [data.draw(st.sampled_from(LEADS[batch])) for _ in OPERANDS]
+    dtype = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+    g = torch.Generator().manual_seed(seed)
+    for n, k in ((2, 5), (1, 4)):
+        shapes = {"rows": (n, 2), "cols": (k, 2), "row": (n, 1), "col": (1, k), "tile": (n, k), "scalar": (1, 1)}
+        operands = [torch.randn(*b, *shapes[kind], generator=g).to(dtype) for b, kind in zip(leads, OPERANDS)]
+        operands[6] = torch.randint(-3, 3, operands[6].shape, generator=g)
+        before = [t.clone() for t in operands]
+        made = eager.run(program, operands, batch, n, k, [dtype] * len(outputs))
+        with patch.object(eager, "_if_one_tile", lambda *key: None):
+            wanted = eager.run(program, operands, batch, n, k, [dtype] * len(outputs))
+        for a, b in zip((*made, *operands), (*wanted, *before), strict=True):
+            assert a.is_contiguous()
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _by_torch(name: str, args: list[torch.Tensor]) -> torch.Tensor:

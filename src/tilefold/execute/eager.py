@@ -300,7 +300,7 @@ def run(
         batch, n, k: sizes that the operands broadcast to
         payload_dtypes: per output the type of its payload or tile result; the others are float32, float64 or int64
     """
-    if operands[0].is_cpu:
+    if operands[0].is_cpu and torch._C._get_tracing_state() is None:  # a jit trace has tensors for sizes
         shapes, types = tuple([t.shape for t in operands]), tuple([t.dtype for t in operands])
         straight = _if_one_tile(program.text, batch, n, k, shapes, types, tuple(payload_dtypes))
         if straight is not None:
@@ -475,9 +475,9 @@ def _run_box(
 
 
 def _as_tensor(value: Any, wide: torch.dtype, device: torch.device) -> Tensor:
-    """A number as a tile of one element; a Python float keeps its 64 bits where scores do."""
+    """A value as a tile, of one row or column too; a Python float keeps its 64 bits where scores do."""
     if isinstance(value, Tensor):
-        return value
+        return value if value.dim() > 1 else value.reshape(1, -1)
     return torch.tensor(value, dtype=wide if isinstance(value, float) else None, device=device).reshape(1, 1)
 
 
@@ -496,7 +496,7 @@ def _seen(mask: Mask, plan: _Plan, values: list[Any], here: _Context, how: str, 
         tests.append(_as_tensor(values[plan.test], here.wide, here.device))
     if not tests:
         return None
-    seen = functools.reduce(torch.logical_and, tests)
+    seen = _as_tensor(functools.reduce(torch.logical_and, tests), here.wide, here.device)
     return None if block is None and plan.test is None and bool(seen.all()) else seen
 
 
@@ -516,7 +516,7 @@ def _fold_tile(
     hidden = None if seen is None else ~seen
     for j, (o, fold) in enumerate(zip(plan.program.outputs, plan.folds, strict=True)):
         s = values[plan.roots[j]]
-        own = plan.owned[j] and isinstance(s, Tensor) and s.shape == shape
+        own = plan.owned[j] and isinstance(s, Tensor) and s.shape == shape and s.dtype == here.wide
         if not own:
             s = _whole(here.box.lead, here.wide, here.device, s, *shape[-2:])
         s, own = _hide(s, hidden, fold.fill, own)
@@ -807,8 +807,9 @@ def _straight(
 
     def name(value: Any) -> str:
         """Of a function or a number."""
-        known[made := f"c{len(known)}"] = small[made] = value
-        return made
+        new = f"c{len(known)}"
+        known[new] = small[new] = value
+        return new
 
     def line(out: str, fn: Callable[..., Any], *args: str) -> None:
         small[out] = fn(*[small[a] for a in args])
@@ -825,6 +826,8 @@ def _straight(
     for step in (*plan.fixed, *plan.per_row, *plan.per_col, *plan.per_tile):
         out = slots[step.out]
         match step.node:
+            case Op(name=operation, operands=given) if any(isinstance(a, Size) for a in given):
+                line(out, functools.partial(_of_sizes, step, operation, lead, wide), *(slots[a] for a in step.args))
             case Op(name=operation):
                 fn, args = _operation(step, operation, values, lead, wide, CPU)
                 line(out, fn, *(next((slots[a] for a in step.args if values[a] is x), None) or name(x) for x in args))
@@ -840,7 +843,7 @@ def _straight(
             case Const(value=value):
                 slots[step.out] = name(value)
             case Size(axis=axis):
-                line(out, functools.partial(torch.tensor, device=CPU), "n" if axis == "row" else "k")
+                slots[step.out] = "n" if axis == "row" else "k"
         values[step.out] = small[slots[step.out]]
     seen = "None"
     if plan.test is not None:
@@ -900,6 +903,15 @@ def _as_test(mask: Mask | None) -> Mask | None:
             here = op(name, Index("col" if mask.axis == "row" else "row"), bound)
             test = here if test is None else op("and", here, test)
     return Mask(test=test)
+
+
+def _of_sizes(step: _Step, name: str, lead: tuple[int, ...], wide: torch.dtype, *given: Any) -> Any:
+    """An operation on N or K, which may be other numbers at each call."""
+    values: list[Any] = [None] * step.out
+    for a, value in zip(step.args, given, strict=True):
+        values[a] = value
+    fn, args = _operation(step, name, values, lead, wide, CPU)
+    return fn(*args)
 
 
 def _times(p: Tensor, v: Tensor) -> Tensor:

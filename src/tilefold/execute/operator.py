@@ -293,7 +293,7 @@ def is_plain(operands: Sequence[Any]) -> bool:
     """Whether a call is nothing but its operands: nobody traces or transforms it."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
-    return _direct(operands)
+    return torch._C._get_tracing_state() is None and _direct(operands)
 
 
 def _wants_derivative(operands: Sequence[Tensor]) -> bool:
