@@ -87,6 +87,7 @@ def record(make: Callable[[], Any]) -> list[Call]:
         n: int,
         k: int,
         dtypes: Sequence[torch.dtype],
+        read: tuple[bool, ...],
     ) -> list[Tensor]:
         calls.append(Call(program, tuple(operands), tuple(batch), n, k, tuple(dtypes)))
         return operator._shapes(operands, program.text, (*batch, n, k), operator.type_names(*dtypes))

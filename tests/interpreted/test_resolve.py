@@ -29,7 +29,7 @@ def settle(make: Any, codes: Tensor) -> tuple[Tensor, Tensor]:
 
     with mock.patch.object(backend, "run", keep), tf.backend("eager"):
         want = make()
-    program, operands, _, n, k, _ = calls[-1]
+    program, operands, _, n, k, *_ = calls[-1]
     source = generate.source_of(program, False, "specialised")
     module = generate.load(source.text)
     own = {"x": (-2, -1), "y": (-2, -1), "row": (-2,), "col": (-1,), "scalar": ()}

@@ -109,12 +109,13 @@ def run(
     n: int,
     k: int,
     payload_dtypes: Sequence[torch.dtype],
+    read: tuple[bool, ...] = (),
 ) -> list[Tensor]:
-    """The results of a Program's outputs, in order, from the executor that is chosen."""
+    """The results of a Program's outputs, in order, from the executor that is chosen; `read`: see eager.run."""
     if choose(program, operands) == "eager":
         # what is computed there is wide already, and its derivative is another Program
         with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
-            return eager.run(program, operands, batch, n, k, payload_dtypes)
+            return eager.run(program, operands, batch, n, k, payload_dtypes, read)
     from . import triton
 
     return triton.run(program, operands, batch, n, k, payload_dtypes)

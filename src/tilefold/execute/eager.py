@@ -292,6 +292,7 @@ def run(
     n: int,
     k: int,
     payload_dtypes: Sequence[torch.dtype],
+    read: tuple[bool, ...] = (),
 ) -> list[Tensor]:
     """The results of all outputs, in order.
 
@@ -299,10 +300,11 @@ def run(
         operands: tensors of the kinds that the Program names
         batch, n, k: sizes that the operands broadcast to
         payload_dtypes: per output the type of its payload or tile result; the others are float32, float64 or int64
+        read: of each result, whether somebody reads it, others may be None; (): all are
     """
     if operands[0].is_cpu and torch._C._get_tracing_state() is None:  # a jit trace has tensors for sizes
         shapes, types = tuple([t.shape for t in operands]), tuple([t.dtype for t in operands])
-        straight = _if_one_tile(program.text, batch, n, k, shapes, types, tuple(payload_dtypes))
+        straight = _if_one_tile(program.text, batch, n, k, shapes, types, tuple(payload_dtypes), read)
         if straight is not None:
             return straight(operands, n, k)
     plan = _plan(program.text)
@@ -770,12 +772,13 @@ def _if_one_tile(
     shapes: tuple[tuple[int, ...], ...],
     types: tuple[torch.dtype, ...],
     payload_dtypes: tuple[torch.dtype, ...],
+    read: tuple[bool, ...],
 ) -> Straight | None:
     """`_straight`, where one tile holds all scores."""
     bn, bk, per_box = _tiling(n, k, _widest(types))
     if (bn, bk) != (n, k) or not 0 < math.prod(batch) <= per_box:
         return None
-    return _straight(text, batch, tuple(tuple(s[:-2]) for s in shapes), types, payload_dtypes)
+    return _straight(text, batch, tuple(tuple(s[:-2]) for s in shapes), types, payload_dtypes, read)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -785,6 +788,7 @@ def _straight(
     leads: tuple[tuple[int, ...], ...],
     types: tuple[torch.dtype, ...],
     payload_dtypes: tuple[torch.dtype, ...],
+    read: tuple[bool, ...],
 ) -> Straight | None:
     """A function of (operands, N, K) that runs a Program on a CPU whose scores lie in one tile, a line per operation.
 
@@ -793,6 +797,7 @@ def _straight(
 
     Args:
         leads: the batch dimensions of each operand
+        read: see `run`
     """
     program, mask = Program.parse(text), Program.parse(text).mask
     if not _plan(text).plain or (mask is not None and mask.block is not None):
@@ -852,7 +857,7 @@ def _straight(
         if mask is not None and mask.test is None:
             lines.append("seen = None if seen.all() else seen")
         lines.append("hidden = None if seen is None else ~seen")
-    returned = []
+    returned: list[str] = []
     for j, (o, fold, dtype) in enumerate(zip(program.outputs, plan.folds, payload_dtypes, strict=True)):
         s, like = slots[plan.roots[j]], values[plan.roots[j]]
         whole = isinstance(like, Tensor) and like.shape == (*lead, 2, 3) and like.dtype == wide
@@ -865,14 +870,18 @@ def _straight(
             s, own = "s", "own"
         columns = f"{name(_col_numbers)}(k)" if fold.sees_columns else "nothing"
         results = [f"r{j}_{i}" for i in range(len(fold.results))]
-        call = f"{name(fold.whole)}({s}, {columns}, {seen if fold.sees_mask else None}, {own})"
+        mine = read[len(returned) : len(returned) + len(results)] or (True,) * len(results)
+        call = f"{name(fold.whole)}({s}, {columns}, {seen if fold.sees_mask else None}, {own}, {mine})"
         if o.payload is None:
             lines.append(f"{', '.join(results)}, = {call}")
         else:
             lines.append(f"({', '.join(results)},), p = {call}")
             v = f"t{o.payload}" if plan.test is None else f"without(t{o.payload}, hidden, -2)"
             lines.append(f"acc = {name(times)}(p, {v})")
-        for r, result in zip(results, fold.results, strict=True):
+        for r, result, is_read in zip(results, fold.results, mine, strict=True):
+            if not is_read:
+                returned.append("None")
+                continue
             if result.kind == "payload":
                 lines.append(f"{r} = acc if {r} is None else acc.mul_({r})")
                 if dtype != wide:

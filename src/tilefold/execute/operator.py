@@ -38,9 +38,11 @@ def type_names(*types: torch.dtype) -> str:
     return " ".join(str(t).removeprefix("torch.") for t in types)
 
 
-def _run(operands: Sequence[Tensor], program: str, sizes: Sequence[int], dtypes: str) -> list[Tensor]:
+def _run(
+    operands: Sequence[Tensor], program: str, sizes: Sequence[int], dtypes: str, read: tuple[bool, ...] = ()
+) -> list[Tensor]:
     *batch, n, k = sizes
-    return backend.run(Program.parse(program), operands, tuple(batch), n, k, named_types(dtypes))
+    return backend.run(Program.parse(program), operands, tuple(batch), n, k, named_types(dtypes), read)
 
 
 def _shapes(operands: Sequence[Tensor], program: str, sizes: Sequence[int], dtypes: str) -> list[Tensor]:
@@ -268,12 +270,14 @@ def fold(operands: list[Tensor], program: str, sizes: Sequence[int], dtypes: str
     return fold_directly(operands, program, sizes, dtypes)
 
 
-def fold_directly(operands: list[Tensor], program: str, sizes: Sequence[int], dtypes: str) -> Sequence[Tensor]:
+def fold_directly(
+    operands: list[Tensor], program: str, sizes: Sequence[int], dtypes: str, read: tuple[bool, ...] = ()
+) -> Sequence[Tensor]:
     """`fold` where `is_plain` holds, or where function transforms are all that see the call."""
     if torch._C._are_functorch_transforms_active() or _wants_derivative(operands):
         recorded: Sequence[Tensor] = _Fold.apply(program, sizes, dtypes, *operands)  # type: ignore[no-untyped-call]
         return recorded
-    return _run(operands, program, sizes, dtypes)
+    return _run(operands, program, sizes, dtypes, read)
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)

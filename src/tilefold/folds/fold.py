@@ -129,10 +129,11 @@ class Fold(ABC):
         """The state of a row's first tile: what `step` gives from `init`, where alpha has nothing to scale."""
         return self.step(self.init(s.shape[:-1], s.dtype, s.device), s, cols, visible, own)
 
-    def whole(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:
+    def whole(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool, read: tuple[bool, ...] = ()) -> Any:
         """The results of rows that lie in one tile: `finish` of `lift`, which a fold may do with less work.
 
         A number per row may be [.., N, 1]. With a payload (results, P), where the factor of the accumulator is so.
+        A result of which `read` says that nobody reads it may be None.
         """
         made = self.lift(s, cols, visible, own)
         if not any(r.kind == "payload" for r in self.results):

@@ -34,7 +34,9 @@ class LogSumExp(Fold):
         m = s.amax(-1)
         return m, exp_below(s, finite(m), own).sum(-1)
 
-    def whole(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> tuple[Tensor, ...]:
+    def whole(
+        self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool, read: tuple[bool, ...] = ()
+    ) -> tuple[Tensor, ...]:
         m, _, l = exp_of_rows(s, own)
         return (l.log_().add_(m),)  # an infinite maximum is in l too
 

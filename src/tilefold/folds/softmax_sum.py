@@ -60,11 +60,13 @@ class SoftmaxSum(Fold):
         p = exp_below(s, finite(m), own)
         return (m, p.sum(-1)), None, p
 
-    def whole(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool) -> Any:
+    def whole(self, s: Tensor, cols: Tensor, visible: Tensor | None, own: bool, read: tuple[bool, ...] = ()) -> Any:
         m, p, l = exp_of_rows(s, own)
         factor = l.reciprocal()
         if self.neutral:
             factor.nan_to_num_(math.nan, 0.0, 0.0)
+        if read == (True, False):
+            return (factor, None), p
         return (factor, l.log_().add_(m)), p  # an infinite maximum is in l too
 
     def merge(self, a: State, b: State) -> Any:

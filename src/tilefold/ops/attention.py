@@ -119,7 +119,7 @@ def attention(
         key = _key(q, k, v, causal, scale, window, softcap)
         known = _programs.get(key)
         if known is not None:
-            out, lse = _as_heads(fold_directly(_in_groups(q, k, v), *known))
+            out, lse = _as_heads(fold_directly(_in_groups(q, k, v), *known, (True, return_lse)))
             out = out if out.dtype == q.dtype else out.to(q.dtype)
             return (out, lse) if return_lse else out
     keys, values = _shards(k), _shards(v)
@@ -201,7 +201,7 @@ def _in_groups(q: Tensor, *others: Any) -> list[Tensor]:
 
 def _as_heads(results: Sequence[Tensor]) -> Sequence[Tensor]:
     """[B, H, S, ..] of results, the output first, whose heads may be in groups."""
-    return [t.flatten(1, 2) for t in results] if results[0].dim() == 5 else results
+    return [t if t is None else t.flatten(1, 2) for t in results] if results[0].dim() == 5 else results
 
 
 KEPT = 1024  # Programs of calls
