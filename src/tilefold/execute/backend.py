@@ -114,7 +114,10 @@ def run(
     """The results of a Program's outputs, in order, from the executor that is chosen; `read`: see eager.run."""
     if choose(program, operands) == "eager":
         # what is computed there is wide already, and its derivative is another Program
-        with torch._C._DisableAutocast(), torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd():
+            if torch._C._is_any_autocast_enabled():
+                with torch._C._DisableAutocast():
+                    return eager.run(program, operands, batch, n, k, payload_dtypes, read)
             return eager.run(program, operands, batch, n, k, payload_dtypes, read)
     from . import triton
 

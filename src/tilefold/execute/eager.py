@@ -758,8 +758,6 @@ def _special(name: str, wide: torch.dtype, device: torch.device, *args: Any) -> 
 
 
 CPU = torch.device("cpu")
-
-
 Straight = Callable[[Sequence[Tensor], int, int], list[Tensor]]
 
 
@@ -774,7 +772,7 @@ def _if_one_tile(
     payload_dtypes: tuple[torch.dtype, ...],
     read: tuple[bool, ...],
 ) -> Straight | None:
-    """`_straight`, where one tile holds all scores."""
+    """`_straight`, where one tile holds all scores; None elsewhere."""
     bn, bk, per_box = _tiling(n, k, _widest(types))
     if (bn, bk) != (n, k) or not 0 < math.prod(batch) <= per_box:
         return None
@@ -792,109 +790,142 @@ def _straight(
 ) -> Straight | None:
     """A function of (operands, N, K) that runs a Program on a CPU whose scores lie in one tile, a line per operation.
 
-    What `_operation` decides depends on batch dimensions and types alone; it is asked here, with small operands.
     None: not for results per column, and not with a mask of blocks.
 
     Args:
         leads: the batch dimensions of each operand
         read: see `run`
     """
-    program, mask = Program.parse(text), Program.parse(text).mask
+    program = Program.parse(text)
+    mask = program.mask
     if not _plan(text).plain or (mask is not None and mask.block is not None):
         return None
-    plan = _plan(Program(program.operands, program.outputs, _as_test(mask)).text)
-    lead, wide = _lead(batch), _widest(types)
-    times = _times if lead else torch.mm
-    sizes = {"rows": (2, 1), "cols": (3, 1), "row": (2, 1), "col": (1, 3), "tile": (2, 3), "scalar": (1, 1)}
-    known: dict[str, Any] = {"batch": batch, "nothing": _NOTHING, "hide": _hide, "without": _without}
-    small: dict[str, Any] = {"n": 2, "k": 3}  # the value of each name
-    lines = [f"{', '.join(f't{i}' for i in range(len(types)))}, = operands"]
+    plan = _plan(text if mask is None else Program(program.operands, program.outputs, _as_test(mask)).text)
+    w = _Writer(plan, batch, _widest(types))
+    w.operands(leads, types)
+    w.nodes()
+    w.results(payload_dtypes, mask is not None and mask.test is None, read)
+    exec(_compiled("def straight(operands, n, k):\n    " + "\n    ".join(w.lines)), w.known)
+    made: Straight = w.known["straight"]
+    return made
 
-    def name(value: Any) -> str:
-        """Of a function or a number."""
-        new = f"c{len(known)}"
-        known[new] = small[new] = value
+
+class _Writer:
+    """The lines of a function of `_straight`.
+
+    What `_operation` decides depends on batch dimensions and types alone; it is asked here, with 2 rows and 3 columns.
+        known    what the names stand for that stay as they are: functions and numbers
+        small    what all names stand for here
+    """
+
+    SIZES = {"rows": (2, 1), "cols": (3, 1), "row": (2, 1), "col": (1, 3), "tile": (2, 3), "scalar": (1, 1)}
+
+    def __init__(self, plan: _Plan, batch: tuple[int, ...], wide: torch.dtype) -> None:
+        self.plan, self.batch, self.lead, self.wide = plan, batch, _lead(batch), wide
+        self.times = _times if self.lead else torch.mm
+        self.known: dict[str, Any] = {"batch": batch, "nothing": _NOTHING, "hide": _hide, "without": _without}
+        self.small: dict[str, Any] = {"n": 2, "k": 3}
+        self.lines: list[str] = []
+        self.slots = [f"v{i}" for i in range(plan.count)]  # the name of each node's value
+
+    def name(self, value: Any) -> str:
+        new = f"c{len(self.known)}"
+        self.known[new] = self.small[new] = value
         return new
 
-    def line(out: str, fn: Callable[..., Any], *args: str) -> None:
-        small[out] = fn(*[small[a] for a in args])
-        lines.append(f"{out} = {name(fn)}({', '.join(args)})")
+    def line(self, out: str, fn: Callable[..., Any], *args: str) -> None:
+        self.small[out] = fn(*[self.small[a] for a in args])
+        self.lines.append(f"{out} = {self.name(fn)}({', '.join(args)})")
 
-    for i, (kind, dtype) in enumerate(zip(program.operands, types, strict=True)):
-        t = small[f"t{i}"] = torch.ones(*leads[i], *sizes[kind], dtype=dtype, device=CPU)
-        for change in _over_box(t.shape[:-2], batch):
-            line(f"t{i}", change, f"t{i}")
-        if _wide(t, wide) is not t:
-            line(f"t{i}", functools.partial(_wide, dtype=wide), f"t{i}")
-    slots: list[str] = [f"v{i}" for i in range(plan.count)]  # the name of each node's value
-    values: list[Any] = [None] * plan.count
-    for step in (*plan.fixed, *plan.per_row, *plan.per_col, *plan.per_tile):
-        out = slots[step.out]
-        match step.node:
-            case Op(name=operation, operands=given) if any(isinstance(a, Size) for a in given):
-                line(out, functools.partial(_of_sizes, step, operation, lead, wide), *(slots[a] for a in step.args))
-            case Op(name=operation):
-                fn, args = _operation(step, operation, values, lead, wide, CPU)
-                line(out, fn, *(next((slots[a] for a in step.args if values[a] is x), None) or name(x) for x in args))
-            case Leaf(rows=rows, cols=cols):
-                line("turned", attrgetter("mT"), f"t{cols}")
-                line(out, times, f"t{rows}", "turned")
-            case Data(operand=i):
-                slots[step.out] = f"t{i}"
-            case Index(axis="row"):
-                line(out, _row_numbers, "n")
-            case Index():
-                line(out, _col_numbers, "k")
-            case Const(value=value):
-                slots[step.out] = name(value)
-            case Size(axis=axis):
-                slots[step.out] = "n" if axis == "row" else "k"
-        values[step.out] = small[slots[step.out]]
-    seen = "None"
-    if plan.test is not None:
-        seen = "seen"
-        line(seen, functools.partial(_as_tensor, wide=wide, device=CPU), slots[plan.test])
-        if mask is not None and mask.test is None:
-            lines.append("seen = None if seen.all() else seen")
-        lines.append("hidden = None if seen is None else ~seen")
-    returned: list[str] = []
-    for j, (o, fold, dtype) in enumerate(zip(program.outputs, plan.folds, payload_dtypes, strict=True)):
-        s, like = slots[plan.roots[j]], values[plan.roots[j]]
-        whole = isinstance(like, Tensor) and like.shape == (*lead, 2, 3) and like.dtype == wide
-        own = str(whole and plan.owned[j])
-        if not whole:
-            line("s", functools.partial(_whole, lead, wide, CPU), s, "n", "k")
-            s = "s"
+    def operands(self, leads: Sequence[tuple[int, ...]], types: Sequence[torch.dtype]) -> None:
+        self.lines.append(f"{', '.join(f't{i}' for i in range(len(types)))}, = operands")
+        rest = self.name(-1)
+        for i, (kind, lead, dtype) in enumerate(zip(self.plan.program.operands, leads, types, strict=True)):
+            self.small[t := f"t{i}"] = torch.ones(*lead, *self.SIZES[kind], dtype=dtype, device=CPU)
+            if lead and not self.lead and kind in ("rows", "cols"):  # a matrix the fastest way
+                self.line(t, Tensor.view, t, "n" if kind == "rows" else "k", rest)
+            else:
+                for change in _over_box(lead, self.batch):
+                    self.line(t, change, t)
+            if dtype not in (self.wide, torch.bool, torch.int64):
+                self.line(t, functools.partial(_wide, dtype=self.wide), t)
+
+    def nodes(self) -> None:
+        plan, slots, lead, wide = self.plan, self.slots, self.lead, self.wide
+        values: list[Any] = [None] * plan.count
+        for step in (*plan.fixed, *plan.per_row, *plan.per_col, *plan.per_tile):
+            out = slots[step.out]
+            match step.node:
+                case Op(name=name, operands=given) if any(isinstance(a, Size) for a in given):
+                    fn = functools.partial(_of_sizes, step, name, lead, wide)
+                    self.line(out, fn, *(slots[a] for a in step.args))
+                case Op(name=name):
+                    of, args = _operation(step, name, values, lead, wide, CPU)
+                    names = [next((slots[a] for a in step.args if values[a] is x), None) for x in args]
+                    self.line(out, of, *(have or self.name(x) for have, x in zip(names, args, strict=True)))
+                case Leaf(rows=rows, cols=cols):
+                    self.line("turned", attrgetter("mT"), f"t{cols}")
+                    self.line(out, self.times, f"t{rows}", "turned")
+                case Data(operand=i):
+                    slots[step.out] = f"t{i}"
+                case Index(axis="row"):
+                    self.line(out, _row_numbers, "n")
+                case Index():
+                    self.line(out, _col_numbers, "k")
+                case Const(value=value):
+                    slots[step.out] = self.name(value)
+                case Size(axis=axis):
+                    slots[step.out] = "n" if axis == "row" else "k"
+            values[step.out] = self.small[slots[step.out]]
+
+    def results(self, dtypes: Sequence[torch.dtype], interval: bool, read: tuple[bool, ...]) -> None:
+        """The folds' lines; `interval`: a mask that is nothing else, so that all may be visible."""
+        plan, lead, wide, lines = self.plan, self.lead, self.wide, self.lines
+        masked = plan.test is not None
         if plan.test is not None:
-            lines.append(f"s, own = hide({s}, hidden, {name(fold.fill)}, {own})")
-            s, own = "s", "own"
-        columns = f"{name(_col_numbers)}(k)" if fold.sees_columns else "nothing"
-        results = [f"r{j}_{i}" for i in range(len(fold.results))]
-        mine = read[len(returned) : len(returned) + len(results)] or (True,) * len(results)
-        call = f"{name(fold.whole)}({s}, {columns}, {seen if fold.sees_mask else None}, {own}, {mine})"
-        if o.payload is None:
-            lines.append(f"{', '.join(results)}, = {call}")
-        else:
-            lines.append(f"({', '.join(results)},), p = {call}")
-            v = f"t{o.payload}" if plan.test is None else f"without(t{o.payload}, hidden, -2)"
-            lines.append(f"acc = {name(times)}(p, {v})")
-        for r, result, is_read in zip(results, fold.results, mine, strict=True):
-            if not is_read:
-                returned.append("None")
-                continue
-            if result.kind == "payload":
-                lines.append(f"{r} = acc if {r} is None else acc.mul_({r})")
-                if dtype != wide:
-                    lines.append(f"{r} = {r}.to({name(dtype)})")
-            if batch != lead:
-                lines.append(f"{r} = {r}.reshape(*batch, n{'' if result.kind == 'row' else f', {r}.shape[-1]'})")
-            elif result.kind == "row":
-                lines.append(f"{r} = {r} if {r}.dim() == {len(batch) + 1} else {r}.reshape(*batch, n)")
-            returned.append(f"{r}.contiguous()")  # a fold may give views of its state
-    lines.append(f"return [{', '.join(returned)}]")
-    exec(_compiled("def straight(operands, n, k):\n    " + "\n    ".join(lines)), known)
-    made: Straight = known["straight"]
-    return made
+            self.line("seen", functools.partial(_as_tensor, wide=wide, device=CPU), self.slots[plan.test])
+            if interval:
+                lines.append("seen = None if seen.all() else seen")
+            lines.append("hidden = None if seen is None else ~seen")
+        returned: list[str] = []
+        for j, (o, fold, dtype) in enumerate(zip(plan.program.outputs, plan.folds, dtypes, strict=True)):
+            s = self.slots[plan.roots[j]]
+            like = self.small[s]
+            own = "False"
+            if not isinstance(like, Tensor) or like.shape != (*lead, 2, 3) or like.dtype != wide:
+                self.line("s", functools.partial(_whole, lead, wide, CPU), s, "n", "k")
+                s = "s"
+            elif plan.owned[j]:
+                own = "True"
+            if masked:
+                lines.append(f"s, own = hide({s}, hidden, {self.name(fold.fill)}, {own})")
+                s, own = "s", "own"
+            columns = f"{self.name(_col_numbers)}(k)" if fold.sees_columns else "nothing"
+            visible = "seen" if masked and fold.sees_mask else "None"
+            made = [f"r{j}_{i}" for i in range(len(fold.results))]
+            mine = read[len(returned) : len(returned) + len(made)] or (True,) * len(made)
+            call = f"{self.name(fold.whole)}({s}, {columns}, {visible}, {own}, {mine})"
+            if o.payload is None:
+                lines.append(f"{', '.join(made)}, = {call}")
+            else:
+                v = f"without(t{o.payload}, hidden, -2)" if masked else f"t{o.payload}"
+                lines.append(f"({', '.join(made)},), p = {call}")
+                lines.append(f"acc = {self.name(self.times)}(p, {v})")
+            for r, result, is_read in zip(made, fold.results, mine, strict=True):
+                if not is_read:
+                    returned.append("None")
+                    continue
+                if result.kind == "payload":
+                    lines.append(f"{r} = acc if {r} is None else acc.mul_({r})")
+                    if dtype != wide:
+                        lines.append(f"{r} = {r}.to({self.name(dtype)})")
+                if self.batch != lead:
+                    width = "" if result.kind == "row" else f", {r}.shape[-1]"
+                    lines.append(f"{r} = {r}.reshape(*batch, n{width})")
+                elif result.kind == "row":
+                    lines.append(f"{r} = {r} if {r}.dim() == {len(lead) + 1} else {r}.reshape(*batch, n)")
+                returned.append(f"{r}.contiguous()")  # a fold may give views of its state
+        lines.append(f"return [{', '.join(returned)}]")
 
 
 @functools.lru_cache(maxsize=256)
@@ -902,10 +933,8 @@ def _compiled(source: str) -> CodeType:
     return compile(source, "<a straight line of operations>", "exec")
 
 
-def _as_test(mask: Mask | None) -> Mask | None:
+def _as_test(mask: Mask) -> Mask:
     """The mask with its interval as a pointwise test."""
-    if mask is None:
-        return None
     test = mask.test
     for name, bound in (("ge", mask.lo), ("lt", mask.hi)):
         if bound is not None:
