@@ -179,6 +179,7 @@ CASES = (
     Case("attention D=64, bias", attention(64, bias=lambda: tensor(1, 16, 4096, 4096, grad=True), backward=True)),
     Case("attention D=64, boolean mask", attention(64, mask=lambda: booleans(4096, 4096))),
     Case("attention D=128, segments", attention(128, mask=lambda: mask.segments(integers(2, 4096)), backward=True)),
+    Case("attention D=128, bias per key", attention(128, bias=lambda: tensor(2, 1, 1, 4096, dtype=F32))),
     Case("attention D=128, lengths", attention(128, mask=lambda: mask.lengths(integers(2)))),
     Case(
         "attention D=128, blocks",

@@ -33,6 +33,7 @@ from triton.backends.compiler import GPUTarget
 
 from tilefold.execute import backend, operator, select
 from tilefold.execute import triton as loops
+from tilefold.execute.hopper import columns_plan
 from tilefold.execute.hopper import plan as hopper
 from tilefold.execute.triton import chunks, generate, lists, plan
 from tilefold.execute.triton.launch import Kernel
@@ -104,7 +105,7 @@ class Made:
 
     name: str
     kernel: Kernel
-    tiles: select.Tiles | hopper.Tiles | None = None
+    tiles: select.Tiles | hopper.Tiles | columns_plan.Tiles | None = None
     need: select.Need | None = None
     products: tuple[int, ...] = ()  # bytes of an element of each pair that is multiplied in its own type
 
@@ -145,8 +146,14 @@ def kernels(call: Call, target: Target, tf32: bool) -> list[Made]:
     ):
         if plan.long_list(call.program.outputs[0]):
             return _long_list(call, target, tf32)
-        loops._launches(call.program, call.operands, call.batch, call.n, call.k, call.dtypes)
+        launches, _ = loops._launches(call.program, call.operands, call.batch, call.n, call.k, call.dtypes)
     made: dict[str, Made] = {}
+    for launch in launches:
+        if isinstance(launch, columns_plan.Launch):
+            made["both"] = Made("both", launch.kernel, launch.tiles)
+            for part, extra in (("ranges", launch.ranges), ("finish", launch.finish)):
+                if extra is not None:
+                    made[f"both, {part}"] = Made(f"both, {part}", extra[0])
     for (piece, launch), need in zip(planned, needs, strict=True):
         tile = piece.program.outputs[0].axis == "tile"
         name = ("tiles" if tile else "columns" if piece.flipped else "rows") + (" summed" if piece.summed else "")
@@ -218,6 +225,8 @@ def described(m: Made) -> str:
         return tail
     if isinstance(t, hopper.Tiles):
         return f"{t.groups} x {t.bm} x {t.bk}, warps specialised, {t.stages} stages"
+    if isinstance(t, columns_plan.Tiles):
+        return f"{t.m} x 2 x 64, warps specialised, {t.stages} stages"
     return f"{t.bn} x {t.bk} x {'all' if t.resident else t.bd}, {tail}"
 
 

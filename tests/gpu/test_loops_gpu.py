@@ -90,7 +90,7 @@ def test_both_loops_agree_exactly_on_integers(d: int, device: torch.device) -> N
         for mask in (None, tf.mask.lengths(torch.tensor([k // 2, k], device=device))):
             s = tf.scores(x, y) + column
             s = s if mask is None else s.visible(mask)
-            folds = (tf.ArgMax(return_value=True), tf.Max(), tf.Count())
+            folds = (tf.ArgMax(return_value=True), tf.ArgMin(return_value=True), tf.Max(), tf.Count())
             found = [tf.fold(s, f) for f in folds]
             with select.using(loop="portable"):
                 want = [tf.fold(s, f) for f in folds]
@@ -135,3 +135,93 @@ def test_portable_attention_where_another_loop_is_chosen(causal: Any, device: to
     wide, plain = (reference(*t, visible, None) for t in ((q.double(), k.double(), v.double()), (q, k, v)))
     accurate(out, wide[0], plain[0], "output")
     accurate(lse, wide[1], plain[1].float(), "log-sum-exp")
+
+
+def gradients_of(kind: str, sq: int, sk: int, device: torch.device) -> tuple[dict[str, Any], Tensor | None]:
+    """Options of attention, and which keys they let a query see."""
+    i, j = torch.arange(sq, device=device)[:, None], torch.arange(sk, device=device)
+    lengths = torch.tensor([sk // 2, sk], device=device)
+    return {
+        "none": ({}, None),
+        "bottom_right": ({"causal": "bottom_right"}, j <= i + sk - sq),
+        "window": ({"window": (70, 30)}, MASKS["window"](i, j, sq, sk)),
+        "lengths": ({"mask": tf.mask.lengths(lengths)}, (j < lengths[:, None])[:, None, None]),
+    }[kind]
+
+
+def pulled(make: Any, given: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The gradients of all but the last, which is that of the result."""
+    *own, grad = (t.to(dtype) for t in given)
+    own = [t.detach().requires_grad_() for t in own]
+    return torch.autograd.grad(make(*own), own, grad)
+
+
+STRUCTURES = (
+    (128, 128, BF16, "none", 1),
+    (64, 64, BF16, "bottom_right", 4),
+    (128, 64, F16, "window", 1),
+    (96, 40, BF16, "lengths", 2),
+)
+
+
+@pytest.mark.parametrize(("d", "dv", "dtype", "kind", "groups"), STRUCTURES)
+def test_gradients_of_attention_at_random_sizes(
+    d: int, dv: int, dtype: torch.dtype, kind: str, groups: int, device: torch.device
+) -> None:
+    plan._plans.clear()
+    draw = random.Random(d)
+    for sq, sk in [(1, 1), (700, 90), *((draw.randint(1, 900), draw.randint(1, 900)) for _ in range(10))]:
+        options, visible = gradients_of(kind, sq, sk, device)
+        q, grad = (randn(2, 2 * groups, sq, w, device=device, dtype=dtype) for w in (d, dv))
+        k, v = (randn(2, 2, sk, w, device=device, dtype=dtype) for w in (d, dv))
+
+        given = (q, k, v, grad)
+        materialised = lambda *t, visible=visible: reference(*t, visible, None)[0]
+        found = pulled(lambda *t, options=options: tf.attention(*t, **options), given, dtype)
+        wide, plain = (pulled(materialised, given, dtype) for dtype in (torch.float64, dtype))
+        for name, *each in zip("qkv", found, wide, plain, strict=True):
+            accurate(*each, f"d{name}, {sq} x {sk}")
+    if HOPPER:
+        kinds = {type(launch).__module__ for _, launches, _ in plan._plans.values() for launch in launches}
+        assert "tilefold.execute.hopper.columns_plan" in kinds
+
+
+@pytest.mark.skipif(not HOPPER, reason="where sums arrive in any order")
+def test_gradients_in_a_fixed_order(device: torch.device) -> None:
+    q, k, v = (randn(2, h, 3000, 64, device=device, dtype=BF16).requires_grad_() for h in (8, 2, 2))
+    out = tf.attention(q, k, v, causal=True)
+    grad = torch.randn_like(out)
+    free = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, *others = (torch.autograd.grad(out, (q, k, v), grad, retain_graph=True) for _ in range(30))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    asked = tf.compat.flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=True, deterministic=True)
+    others.append(torch.autograd.grad(asked, (q, k, v), grad.transpose(1, 2)))
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            assert torch.equal(a, b)
+    for a, b in zip(first, free, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+
+
+def test_gradients_beside_padding_that_is_nan(device: torch.device) -> None:
+    """Keys beyond a length and queries that see nothing may hold anything."""
+    q, k, v = (randn(2, 2, s, 128, device=device, dtype=BF16) for s in (400, 300, 300))
+    grad = torch.randn_like(q)
+    lengths = tf.mask.lengths(torch.tensor([130, 300], device=device))
+    results = []
+    for filler in (0.0, torch.nan):
+        k[0, :, 130:], v[0, :, 130:] = filler, filler
+        own = [t.clone().requires_grad_() for t in (q, k, v)]
+        results.append(torch.autograd.grad(tf.attention(*own, mask=lengths), own, grad))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=1e-3)
+    results = []
+    for filler in (0.0, torch.nan):
+        q[:, :, :100] = filler  # of 400 queries at the end of 300 keys the first 100 see none
+        own = [t.clone().requires_grad_() for t in (q, k.nan_to_num(), v.nan_to_num())]
+        results.append(torch.autograd.grad(tf.attention(*own, causal="bottom_right"), own, grad))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=1e-3)

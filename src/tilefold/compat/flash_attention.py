@@ -1,16 +1,18 @@
 """The functions of the package flash-attn, version 2.8 (Dao, FlashAttention-2, 2023).
 
-Causal masks, windows and ALiBi are aligned at the last query and the last key. Deterministic always. Where a query sees
+Causal masks, windows and ALiBi are aligned at the last query and the last key. Where a query sees
 no key the log-sum-exp is -inf. Dropout draws its seed from torch's generator.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import OptionError, explain
+from ..execute import select
 from ..ops import attention
 from ..scores import mask
 
@@ -37,15 +39,17 @@ def flash_attn_func(
         window_size: (left, right) keys beside i + Sk - Sq, inclusive; -1: no bound
         softcap: c tanh(s / c); 0: none
         alibi_slopes: [H] or [B, H], adds -slope |i + Sk - Sq - j|
-        deterministic: no effect, a call always is
+        deterministic: gradients, too, have the same bits each time, which costs time on sm_90; under
+            torch.compile torch.use_deterministic_algorithms(True) asks for it
         return_attn_probs: give (output, log-sum-exp [B, H, Sq] float32, None); the weights are never in memory
     Raises:
         ShapeError, OptionError: as `tilefold.attention`
     """
-    out, lse = attention(
-        q, k, v, layout="bshd", scale=softmax_scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True,
-        **_bounds(causal, window_size, softcap),
-    )  # fmt: skip
+    with _order(deterministic):
+        out, lse = attention(
+            q, k, v, layout="bshd", scale=softmax_scale, dropout_p=dropout_p, alibi_slopes=alibi_slopes,
+            return_lse=True, **_bounds(causal, window_size, softcap),
+        )  # fmt: skip
     return (out, lse, None) if return_attn_probs else out
 
 
@@ -83,11 +87,16 @@ def flash_attn_varlen_func(
         raise OptionError(
             explain("block_table", type(block_table).__name__, "None; keys in a paged cache are not read")
         )
-    out, lse = attention(
-        q, k, v, layout="thd", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, scale=softmax_scale,
-        dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True, **_bounds(causal, window_size, softcap),
-    )  # fmt: skip
+    with _order(deterministic):
+        out, lse = attention(
+            q, k, v, layout="thd", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, scale=softmax_scale,
+            dropout_p=dropout_p, alibi_slopes=alibi_slopes, return_lse=True, **_bounds(causal, window_size, softcap),
+        )  # fmt: skip
     return (out, lse, None) if return_attn_probs else out
+
+
+def _order(deterministic: bool) -> contextlib.AbstractContextManager[None]:
+    return select.using(**dict(select.forced()), ordered=True) if deterministic else contextlib.nullcontext()
 
 
 def _bounds(causal: bool, window_size: Any, softcap: float) -> dict[str, Any]:

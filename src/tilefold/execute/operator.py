@@ -20,7 +20,7 @@ from .. import folds
 from ..errors import GradientError
 from ..folds.gradient import ROW_DOT, Gradient, gradient, result_slices, row_operand
 from ..program import Program, text
-from . import backend
+from . import backend, select
 
 _library = torch.library.Library("tilefold", "DEF")
 _library.define("fold(Tensor[] operands, str program, SymInt[] sizes, str dtypes) -> Tensor[]")
@@ -79,7 +79,7 @@ for _name in ("fold", "fold_backward"):
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     operands, ctx.program, ctx.sizes, ctx.dtypes = inputs
-    ctx.count = len(operands)
+    ctx.count, ctx.forced = len(operands), select.forced()
     ctx.save_for_backward(*operands, *output)
     ctx.set_materialize_grads(False)
 
@@ -88,7 +88,8 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, None, None
     saved = ctx.saved_tensors
     operands, results = saved[: ctx.count], saved[ctx.count :]
     needs = tuple(ctx.needs_input_grad[0])
-    return pull_back(ctx.program, ctx.sizes, operands, results, grads, needs), None, None, None
+    with select.using(**dict(ctx.forced)):  # a thread of its own
+        return pull_back(ctx.program, ctx.sizes, operands, results, grads, needs), None, None, None
 
 
 def pull_back(
@@ -185,7 +186,7 @@ class _Fold(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.program, ctx.sizes, ctx.dtypes, *operands = inputs
-        ctx.count = len(operands)
+        ctx.count, ctx.forced = len(operands), select.forced()
         ctx.save_for_backward(*operands, *output)
         ctx.mark_non_differentiable(*(t for t in output if not t.is_floating_point()))
         ctx.set_materialize_grads(False)
@@ -195,7 +196,8 @@ class _Fold(torch.autograd.Function):
         saved = ctx.saved_tensors  # read once: checkpointing unpacks them
         operands, results = saved[: ctx.count], saved[ctx.count :]
         needs = tuple(ctx.needs_input_grad[3:])
-        return (None, None, None, *pull_back(ctx.program, ctx.sizes, operands, results, grads, needs))
+        with select.using(**dict(ctx.forced)):
+            return (None, None, None, *pull_back(ctx.program, ctx.sizes, operands, results, grads, needs))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -102,7 +102,10 @@ _override: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def using(**fields: Any) -> Iterator[None]:
-    """Forces fields of Tiles inside: for tests and for the sweep that checks the selection."""
+    """Forces fields of Tiles for calls inside and their gradients: for tests and the sweep that checks the selection.
+
+    `ordered` leaves out loops that add in any order.
+    """
     token = _override.set(fields)
     try:
         yield

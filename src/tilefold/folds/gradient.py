@@ -63,9 +63,11 @@ class _Builder(Pullback):
         self.payload_gradients: list[tuple[Expr, int]] = []
 
     def _add(self, fn: RowFunction | None, kind: str, dot: tuple[RowFunction, RowFunction] | None = None) -> int:
-        self._sources.append(Source(self._output, fn, kind, dot))
-        self._kinds.append(kind)
-        return self._first + len(self._sources) - 1
+        source = Source(self._output, fn, kind, dot)
+        if source not in self._sources:
+            self._sources.append(source)
+            self._kinds.append(kind)
+        return self._first + self._sources.index(source)
 
     def row(self, fn: RowFunction, type: str = "float") -> Expr:
         return Data(self._add(fn, "row"), "row", type)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..program import Expr, op
-from .fold import Cost, Fold, Pullback, Result, State, exp_below, exp_of_rows, finite, register, seen
+from .fold import Cost, Fold, Pullback, Result, RowFunction, State, exp_below, exp_of_rows, finite, register, seen
 
 
 @register
@@ -93,7 +93,8 @@ class SoftmaxSum(Fold):
         of_output, of_lse = b.grads
         if not of_output:
             return p * b.row(lambda results, grads: grads[1])
-        b.payload_gradient(p, lambda results, grads: grads[0])
-        t = b.dot_payload(lambda results, grads: grads[0])
+        of_rows: RowFunction = lambda results, grads: grads[0]
+        b.payload_gradient(p, of_rows)
+        t = b.dot_payload(of_rows)
         minus = (lambda results, grads: grads[1]) if of_lse else None
-        return p * (t - b.row_dot(lambda results, grads: grads[0], lambda results, grads: results[0], minus))
+        return p * (t - b.row_dot(of_rows, lambda results, grads: results[0], minus))

@@ -25,58 +25,21 @@ def barrier(COUNT: gl.constexpr):
 
 @gluon.jit
 def as_batch(buffer, RANK: gl.constexpr):
-    """A tile of shared memory with the leading dimensions of size 1 that a descriptor of this rank has."""
-    shape: gl.constexpr = [1] * (RANK - 2) + [buffer.shape[0], buffer.shape[1]]
+    """A part of shared memory with the leading dimensions of size 1 that a descriptor of this rank has."""
+    shape: gl.constexpr = [1] * (RANK - len(buffer.shape)) + list(buffer.shape)
     return buffer.reshape(shape)
 
 
 @gluon.jit
-def as_batch_vector(buffer, RANK: gl.constexpr):
-    shape: gl.constexpr = [1] * (RANK - 1) + [buffer.shape[0]]
-    return buffer.reshape(shape)
-
-
-@gluon.jit
-def coordinates(number, sizes, COUNT: gl.constexpr):
-    """The coordinates of a linear batch number, last dimension fastest, reversed."""
-    at = ()
-    for d in gl.static_range(COUNT):
-        if d == COUNT - 1:
-            at = at + (number,)
-        else:
-            at = at + (number % sizes[COUNT - 1 - d],)
-            number = number // sizes[COUNT - 1 - d]
-    return at
-
-
-@gluon.jit
-def tile_at(at, DIMS: gl.constexpr, first):
-    """Coordinates for a descriptor that has these batch dimensions: of the tile that starts at row `first`."""
+def batch_place(at, DIMS: gl.constexpr, first, RANK: gl.constexpr):
+    """Coordinates for a descriptor of this rank that has these batch dimensions: of the part that starts at `first`."""
     place = ()
     for d in gl.static_range(len(DIMS)):
         place = place + (at[len(at) - 1 - DIMS[d]],)
-    return place + (first, first * 0)
-
-
-@gluon.jit
-def vector_at(at, DIMS: gl.constexpr, first):
-    """The same of a vector."""
-    place = ()
-    for d in gl.static_range(len(DIMS)):
-        place = place + (at[len(at) - 1 - DIMS[d]],)
-    return place + (first,)
-
-
-@gluon.jit
-def batch_offsets(strides, COUNT: gl.constexpr, FIRST: gl.constexpr, at, origin):
-    """Where a batch entry starts in each operand, whose batch strides follow FIRST others; `origin` is a 64-bit 0."""
-    offsets = ()
-    for v in gl.static_range(COUNT):
-        offset = origin
-        for d in gl.static_range(len(at)):
-            offset += at[len(at) - 1 - d].to(gl.int64) * strides[v][FIRST + d]
-        offsets = offsets + (offset,)
-    return offsets
+    place = place + (first,)
+    if RANK == len(DIMS) + 2:
+        place = place + (first * 0,)
+    return place
 
 
 @gluon.jit
@@ -87,6 +50,17 @@ def narrow(p, dtype: gl.constexpr):
     else:
         h = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], dtype=gl.float16, is_pure=True, pack=2)
     return h
+
+
+@gluon.jit
+def widen(h):
+    """16 bits to float32 in pairs."""
+    if h.dtype == gl.bfloat16:
+        p = gl.inline_asm_elementwise("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [h], dtype=gl.float32, is_pure=True, pack=2)
+    else:
+        asm: gl.constexpr = "{ .reg .f16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }"
+        p = gl.inline_asm_elementwise(asm, "=r,=r,r", [h], dtype=gl.float32, is_pure=True, pack=2)
+    return p
 
 
 @gluon.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ... import folds
 from .. import select
 from ..triton import generate
-from ..triton.launch import Kernel, pointer
+from ..triton.launch import Kernel, number_types, operand_types, pointer
 from . import resolve, rows
 
 LONG = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -27,10 +27,23 @@ VECTORS = (torch.float32, torch.float16, torch.bfloat16)  # types of columns' nu
 
 
 @dataclass(frozen=True)
-class Config:
-    """What the loop is compiled for; the compiler sees it as one constant."""
+class Constants:
+    """What a loop is compiled for; the compiler sees it as one constant."""
 
     fns: ModuleType  # the generated functions
+
+    @cached_property
+    def cache_key(self) -> str:
+        """What Triton keeps a compiled kernel by: the functions' sources and all numbers."""
+        numbers = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "fns"]
+        functions = [f.cache_key for _, f in sorted(vars(self.fns).items()) if hasattr(f, "cache_key")]
+        return f"{functions}{numbers}"
+
+
+@dataclass(frozen=True)
+class Config(Constants):
+    """Of the loop over columns."""
+
     bm: int
     bk: int
     bd: int
@@ -62,23 +75,9 @@ class Config:
     fills: tuple[float, ...]
     rounded: int  # the state that is the sum of the weights as they are multiplied with the payload; -1: none
 
-    @cached_property
-    def cache_key(self) -> str:
-        """What Triton keeps a compiled kernel by: the functions' sources and all numbers."""
-        numbers = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "fns"]
-        functions = [f.cache_key for _, f in sorted(vars(self.fns).items()) if hasattr(f, "cache_key")]
-        return f"{functions}{numbers}"
-
 
 class GluonKernel(Kernel):
-    def source(self) -> GluonASTSource:
-        names = self.fn.arg_names
-        runtime = len(self.signature)
-        signature = dict(zip(names, self.signature, strict=False)) | dict.fromkeys(names[runtime:], "constexpr")
-        constants = {(runtime + i,): c for i, c in enumerate(self.constants)}
-        constants |= {(i,): None for i, t in enumerate(self.signature) if t == "constexpr"}
-        attrs = {path: [["tt.divisibility", number]] for path, number in self.aligned.items()}
-        return GluonASTSource(self.fn, signature=signature, constexprs=constants, attrs=attrs)
+    ast = GluonASTSource
 
 
 @dataclass(frozen=True)
@@ -152,12 +151,11 @@ def serves(source: generate.Source, tensors: Sequence[Tensor], aligned: dict[int
     used = (x, y, *(source.y[b] for b in source.payloads))
     if tensors[x].dtype != tensors[y].dtype or len(source.x) > 1:
         return False
-    if (
-        groups_of(source, *(max((tensors[i].shape[-1] for i in used[a:b]), default=0) for a, b in ((0, 1), (2, 3))))
-        == 0
+    if not all(
+        tensors[i].dtype in LONG and aligned[i] and 8 <= tensors[i].shape[-1] <= select.RESIDENT_D for i in used
     ):
         return False
-    return all(tensors[i].dtype in LONG and aligned[i] and 8 <= tensors[i].shape[-1] <= select.RESIDENT_D for i in used)
+    return groups_of(source, tensors[x].shape[-1], tensors[used[2]].shape[-1] if source.payloads else 0) > 0
 
 
 REGISTERS = {3: 130, 2: 200}  # of a thread, by groups, that a tile may take; the rest are addresses, bounds and states
@@ -178,6 +176,7 @@ def groups_of(source: generate.Source, d: int, dv: int) -> int:
     return next((g for g in range(most, 1, -1) if held <= REGISTERS[g]), 0)
 
 
+BARRIERS = 1024  # bytes of shared memory left for them
 BUSY = 6  # operations of an expression beyond which its temporaries are another tile of scores
 
 
@@ -188,14 +187,12 @@ def tiles(source: generate.Source, d: int, dv: int, every: Sequence[folds.Fold],
     if not dv and all(f.commutative for f in every):
         # exponentials of one stretch start while the maximum of the other is looked for
         stretches = 2 if any(f.cost.exps for f in every) else 1
-    chosen = Tiles(64, bk, groups_of(source, d, dv), 1, stretches, dv > 0 and max(bd, bdv) > 128)
-    given = {k: v for k, v in select.forced() if hasattr(chosen, k)}
-    t = Tiles(**{**{f.name: getattr(chosen, f.name) for f in fields(Tiles)}, **given})
-    held = (4 if t.groups == 3 else t.groups) * t.bm * bd * 2
-    stage = t.bk * (bd + bdv) * 2
-    stages = given.get("stages") or max(1, min(4, (limits.shared - held - 1024) // stage))
-    reason = f"{(held + stages * stage) >> 10} of {limits.shared >> 10} KiB shared"
-    return Tiles(t.bm, t.bk, t.groups, stages, t.stretches, t.turns, reason)
+    chosen = Tiles(64, bk, groups_of(source, d, dv), 0, stretches, dv > 0 and max(bd, bdv) > 128)
+    t = replace(chosen, **{k: v for k, v in select.forced() if hasattr(chosen, k)})
+    held = (4 if t.groups == 3 else t.groups) * t.bm * bd * 2 + (dv > 0) * 16 * t.bk + BARRIERS
+    stage = t.bk * ((bd + bdv) * 2 + (len(source.col) == 1) * 4)
+    stages = t.stages or max(1, min(4, (limits.shared - held) // stage))
+    return replace(t, stages=stages, reason=f"{(held + stages * stage) >> 10} of {limits.shared >> 10} KiB shared")
 
 
 def of_loop(fold: folds.Fold, name: str, default: Any) -> Any:
@@ -262,7 +259,7 @@ def launch(
     c_dims, c_d = column_descriptor(tensors, numbers, groups["col"], strides["col"], kept, k, t.bk)
     row_tiles = math.ceil(n / (t.bm * t.groups))
     splits, chunk = split(row_tiles * entries, k, t, limits)
-    vectors = ("row", "col", "scalar")
+    vectors = OPERANDS[2:]
     types = {g: tuple((source.types[i], int(g != "scalar" and s[0] == 1)) for i, s in zip(groups[g], strides[g], strict=True))
              for g in vectors}  # fmt: skip
     names = [(f, name, v) for f in every for name, v, *_ in generate.jit_state(f, source.loop)]
@@ -282,25 +279,17 @@ def launch(
     signature: list[Any] = [
         f"tensordesc<{pointer(operands[d[0]].dtype)[1:]}{list(d[3])},{d[4]!r}>" if d else "constexpr" for d in given
     ]
-    for g in vectors:
-        signature += [
-            tuple(pointer(tensors[i].dtype) for i in groups[g]),
-            tuple(tuple("i64" for _ in s) for s in strides[g]),
-        ]
+    signature += operand_types([[tensors[i] for i in groups[g]] for g in vectors], [strides[g] for g in vectors])
     targets = parts or tuple((shape, dtype) for _, shape, dtype in outs)
     marks = {(len(signature), e): 16 for e in range(len(targets))}
-    signature += [tuple(pointer(dtype) for _, dtype in targets), tuple("fp32" for _ in source.floats)]
-    signature += [
-        tuple("i32" if -(2**31) <= i < 2**31 else "i64" for i in source.ints),
-        tuple("fp32" for _ in source.unit),
-    ]
-    signature += ["i32", "i32", tuple("i32" for _ in kept), *["i32"] * 6]
+    signature += [tuple(pointer(dtype) for _, dtype in targets), *number_types(source.floats, source.ints)]
+    signature += [tuple("fp32" for _ in source.unit), "i32", "i32", tuple("i32" for _ in kept), *["i32"] * 6]
     shared = math.prod(kept[j] for j in range(lead) if j not in y_dims)  # entries that read the same columns
     section = max(1, min(entries, L2 // max(1, k * (bd + dv) * 2) * shared))
     items = row_tiles * splits * entries
     kernel = kernel_of(signature, marks, config, 4)
     tail = (source.floats, source.ints, source.unit, n, k, kept, items, entries, row_tiles, splits, chunk, section)
-    pointers = tuple((tuple(numbers[i] for i in groups[g]), strides[g]) for g in ("x", "y", *vectors))
+    pointers = tuple((tuple(numbers[i] for i in groups[g]), strides[g]) for g in OPERANDS)
     made = merge(parts, splits) if parts else None
     mend = (
         resolve_launch(module, source, every, tensors, groups, strides, types, outs, (n, k, kept, entries * n))
@@ -361,15 +350,11 @@ def resolve_launch(
     if len(every) > 1 or not hasattr(importlib.import_module(str(every[0].jit)), "UNSETTLED"):
         return None
     n, k, kept, count = sizes
-    signature: list[Any] = ["*i64"]
-    for g in ("x", "y", "row", "col", "scalar"):
-        signature += [
-            tuple(pointer(tensors[i].dtype) for i in groups[g]),
-            tuple(tuple("i64" for _ in s) for s in strides[g]),
-        ]
-    signature += [
-        tuple("fp32" for _ in source.floats),
-        tuple("i32" if -(2**31) <= i < 2**31 else "i64" for i in source.ints),
+    given = [[tensors[i] for i in groups[g]] for g in OPERANDS]
+    signature = [
+        "*i64",
+        *operand_types(given, [strides[g] for g in OPERANDS]),
+        *number_types(source.floats, source.ints),
     ]
     signature += ["i32", "i32", tuple("i32" for _ in kept), "i64"]
     d = tensors[source.x[0]].shape[-1]
@@ -388,6 +373,7 @@ def resolve_launch(
     )
 
 
+OPERANDS = ("x", "y", "row", "col", "scalar")
 _kernels: dict[Any, Kernel] = {}
 RESOLVED = 1024  # rows of a program that looks for unsettled ones
 

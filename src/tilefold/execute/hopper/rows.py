@@ -21,20 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ...folds.parts_jit import lane_columns
-from ..triton.tile import as_value, load_scalars, load_vectors
+from ..triton.tile import as_value, batch_offsets, coordinates, load_scalars, load_vectors
 from .names import load_tile
-from .parts import (
-    as_batch,
-    as_batch_vector,
-    barrier,
-    batch_offsets,
-    coordinates,
-    lanes,
-    narrow,
-    ring,
-    tile_at,
-    vector_at,
-)
+from .parts import as_batch, barrier, batch_place, lanes, narrow, ring
 
 
 @gluon.jit
@@ -96,11 +85,11 @@ def without_padding(v, t, first, end, BK: gl.constexpr):
 def work_item(item, row_tiles, splits, entries, chunk, section, kept, rows_in, shared, C: gl.constexpr, layout: gl.constexpr):
     """(first row, split, entry, its coordinates, tile range) of a piece of work: a row tile, a part of the columns, a batch entry."""
     rd, rds = rows_in
-    sd, sds, F, I, unit, n, k, origin = shared
+    sd, sds, F, I, unit, n, k = shared
     tile, split, entry = place(item, row_tiles, splits, entries, section, C.reverse)
     where = coordinates(entry, kept, C.kept)
     SCALARS: gl.constexpr = C.scalar_types
-    sv = load_scalars(sd, batch_offsets(sds, C.scalars, 0, where, origin), C.scalars, SCALARS, gl.float32)
+    sv = load_scalars(sd, batch_offsets(sds, C.scalars, 0, where, (), C.kept, 0), C.scalars, SCALARS, gl.float32)
     i0 = tile * (C.groups * C.bm)
     c0 = split * chunk
     c1 = gl.minimum(c0 + chunk, k)
@@ -115,7 +104,7 @@ def work_item(item, row_tiles, splits, entries, chunk, section, kept, rows_in, s
         COVER: gl.constexpr = 128 if C.groups * C.bm <= 128 else 256
         index = gl.minimum(i0 + gl.arange(0, COVER, layout=layout), i1)
         ROWS: gl.constexpr = C.row_types
-        data = load_vectors(rd, batch_offsets(rds, C.rows, 1, where, origin), rds, index, n, C.rows, ROWS, gl.float32, True)
+        data = load_vectors(rd, batch_offsets(rds, C.rows, 1, where, (), C.kept, 0), rds, index, n, C.rows, ROWS, gl.float32, True)
         lo, hi = C.fns.bounds(data, sv, F, I, index, n, k)
         t0, t1, w0, w1, first, end = tile_range(lo, hi, c0, c1, k, C.bk)
     return i0, split, entry, where, sv, t0, t1, w0, w1, first, end
@@ -125,10 +114,10 @@ def work_item(item, row_tiles, splits, entries, chunk, section, kept, rows_in, s
 def row_data(i0, where, rows_in, shared, C: gl.constexpr, layout: gl.constexpr):
     """What is known of BM rows: their numbers, operands, parts of expressions, and the columns that they see."""
     rd, rds = rows_in
-    sv, F, I, unit, n, k, origin = shared
+    sv, F, I, unit, n, k = shared
     ROWS: gl.constexpr = C.row_types
     rows = gl.minimum(i0 + gl.arange(0, C.bm, layout=layout), n - 1)
-    data = load_vectors(rd, batch_offsets(rds, C.rows, 1, where, origin), rds, rows, n, C.rows, ROWS, gl.float32, True)
+    data = load_vectors(rd, batch_offsets(rds, C.rows, 1, where, (), C.kept, 0), rds, rows, n, C.rows, ROWS, gl.float32, True)
     lo = rows
     hi = rows
     if C.mask:
@@ -160,7 +149,7 @@ def fold_tile(acc, states, c, t, edge, own, shared, gate, C: gl.constexpr):
     gate    a barrier and a phase of it that is over: the spin wait keeps ptxas from doing an edge's work in every tile
     """
     rows, rd, rv, lo, hi = own
-    sv, F, I, unit, n, k, origin = shared
+    sv, F, I, unit, n, k = shared
     layout: gl.constexpr = acc.type.layout
     cols = t * C.bk + gl.arange(0, C.bk, layout=gl.SliceLayout(0, layout))
     zero = gl.full([C.bm, C.bk], 0, gl.float32, layout=layout)
@@ -203,7 +192,7 @@ def fold_strips(s, states, visible, t, cols, unit, C: gl.constexpr):
 def seen(acc, c, cols, zero, own, shared, C: gl.constexpr):
     """[BM, BK], which scores of a tile are visible."""
     rows, rd, rv, lo, hi = own
-    sv, F, I, unit, n, k, origin = shared
+    sv, F, I, unit, n, k = shared
     visible = (cols < k)[None, :] & (rows >= 0)[:, None]
     if C.mask:
         visible = (cols[None, :] >= lo[:, None]) & (cols[None, :] < hi[:, None])
@@ -299,7 +288,7 @@ def store_all(states, accs, out, at, i0, unit, n, C: gl.constexpr):
 def fold_rows(buffers, barriers, rows_in, cols_in, shared, work, out, WG: gl.constexpr, C: gl.constexpr):
     """What one group of four warps does: BM rows of each piece of work."""
     cd, cds = cols_in
-    sd, sds, F, I, unit, n, k, origin = shared
+    sd, sds, F, I, unit, n, k = shared
     items, row_tiles, splits, entries, chunk, section, kept = work
     spread: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     smma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, C.bk, 16])
@@ -310,13 +299,13 @@ def fold_rows(buffers, barriers, rows_in, cols_in, shared, work, out, WG: gl.con
         i0, split, entry, where, sv, t0, t1, w0, w1, first, end = work_item(
             item, row_tiles, splits, entries, chunk, section, kept, rows_in, shared, C, spread
         )
-        c_off = batch_offsets(cds, C.cols, 1, where, origin)
+        c_off = batch_offsets(cds, C.cols, 1, where, (), C.kept, 0)
         at = entry.to(gl.int64) * n
         if C.split:
             at += split.to(gl.int64) * entries * n
         span = (t0, t1, w0, w1, first, end)
         i1 = i0 + WG * C.bm
-        known = (sv, F, I, unit, n, k, origin)
+        known = (sv, F, I, unit, n, k)
         own = row_data(i1, where, rows_in, known, C, srow)
         if C.payload:
             states, acc = fold_payload(buffers, barriers, (cd, c_off, cds), span, own, known, count, done, WG, C)
@@ -499,7 +488,7 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
         mbarrier.wait(x_empty, done & 1 ^ 1)
         mbarrier.expect(x_full, ROW_TILES * x_d.block_type.nbytes)
         for g in gl.static_range(ROW_TILES):
-            load_tile(x_d, tile_at(where, XD, i0 + g * C.bm), x_full, as_batch(x_s.index(g), len(XD) + 2))
+            load_tile(x_d, batch_place(where, XD, i0 + g * C.bm, len(XD) + 2), x_full, as_batch(x_s.index(g), len(XD) + 2))
         for t in range(t0, t1):
             i = count + t - t0
             stage = i % C.stages
@@ -507,14 +496,14 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
             mbarrier.wait(y_empty.index(stage), free)
             if C.c_loaded:
                 mbarrier.expect(y_full.index(stage), y_d.block_type.nbytes + c_d.block_type.nbytes)
-                load_tile(c_d, vector_at(where, CD, t * C.bk), y_full.index(stage), as_batch_vector(c_s.index(stage), len(CD) + 1))
+                load_tile(c_d, batch_place(where, CD, t * C.bk, len(CD) + 1), y_full.index(stage), as_batch(c_s.index(stage), len(CD) + 1))
             else:
                 mbarrier.expect(y_full.index(stage), y_d.block_type.nbytes)
-            load_tile(y_d, tile_at(where, YD, t * C.bk), y_full.index(stage), as_batch(y_s.index(stage), len(YD) + 2))
+            load_tile(y_d, batch_place(where, YD, t * C.bk, len(YD) + 2), y_full.index(stage), as_batch(y_s.index(stage), len(YD) + 2))
             if C.payload:
                 mbarrier.wait(v_empty.index(stage), free)
                 mbarrier.expect(v_full.index(stage), v_d.block_type.nbytes)
-                load_tile(v_d, tile_at(where, VD, t * C.bk), v_full.index(stage), as_batch(v_s.index(stage), len(VD) + 2))
+                load_tile(v_d, batch_place(where, VD, t * C.bk, len(VD) + 2), v_full.index(stage), as_batch(v_s.index(stage), len(VD) + 2))
         count += gl.maximum(t1 - t0, 0)
         done += 1
 
@@ -524,7 +513,6 @@ def rows_kernel(
     x_d, y_d, v_d, c_d, rd, rds, cd, cds, sd, sds, out, F, I, unit, n, k, kept, items, entries, row_tiles, splits, chunk, section, C: gl.constexpr
 ):
     """One block a unit, which takes pieces of work in turn. Results, or with C.split the states of each split, go to `out`."""
-    origin = n.to(gl.int64) * 0
     XB: gl.constexpr = 4 if C.groups == 3 else C.groups
     x_s = gl.allocate_shared_memory(x_d.dtype, [XB, C.bm, C.bd], gl.NVMMASharedLayout.get_default_for([C.bm, C.bd], x_d.dtype))
     y_s = gl.allocate_shared_memory(y_d.dtype, [C.stages, C.bk, C.bd], gl.NVMMASharedLayout.get_default_for([C.bk, C.bd], y_d.dtype))
@@ -552,20 +540,11 @@ def rows_kernel(
             mbarrier.init(turns.index(g), count=1)
     buffers = (x_s, y_s, v_s, c_s, ones_s)
     barriers = (barrier(1), barrier(C.groups), y_full, y_empty, v_full, v_empty, turns)
-    shared = (sd, sds, F, I, unit, n, k, origin)
+    shared = (sd, sds, F, I, unit, n, k)
     work = (items, row_tiles, splits, entries, chunk, section, kept)
     rows_in = (rd, rds)
     cols_in = (cd, cds)
-    if C.groups == 1:
-        gl.warp_specialize(
-            [
-                (fold_rows, (buffers, barriers, rows_in, cols_in, shared, work, out, 0, C)),
-                (load_all, (x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C)),
-            ],
-            [1],
-            [24],
-        )
-    elif C.groups == 2:
+    if C.groups == 2:
         gl.warp_specialize(
             [
                 (fold_rows, (buffers, barriers, rows_in, cols_in, shared, work, out, 0, C)),

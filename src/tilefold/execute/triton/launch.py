@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.compiler import ASTSource
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -26,6 +27,18 @@ def pointer(dtype: torch.dtype) -> str:
     return "*" + NAMES[dtype]
 
 
+def operand_types(operands: Sequence[Sequence[Tensor]], strides: Sequence[Sequence[tuple[int, ...]]]) -> list[Any]:
+    """Types of arguments that come as two tuples for each kind of operand: pointers, and strides."""
+    made: list[Any] = []
+    for tensors, own in zip(operands, strides, strict=True):
+        made += [tuple(pointer(t.dtype) for t in tensors), tuple(tuple("i64" for _ in s) for s in own)]
+    return made
+
+
+def number_types(floats: Sequence[float], ints: Sequence[int]) -> list[Any]:
+    return [tuple("fp32" for _ in floats), tuple("i32" if -(2**31) <= i < 2**31 else "i64" for i in ints)]
+
+
 class Kernel:
     """A kernel with its constants, for argument types given by signature.
 
@@ -35,6 +48,8 @@ class Kernel:
         aligned: paths (argument, element, ..) of what is a multiple of its number: {(0, 1): 16}
         constants: the values of the other parameters
     """
+
+    ast: type[ASTSource] = ASTSource
 
     def __init__(self, fn: Any, signature: Sequence[Any], aligned: dict[tuple[int, ...], int], constants: Sequence[Any], warps: int,
                  stages: int, cap: int = 0) -> None:  # fmt: skip
@@ -51,7 +66,7 @@ class Kernel:
             (i,): None for i, t in enumerate(self.signature) if t == "constexpr"
         }  # an argument that is left out
         attrs = {path: [["tt.divisibility", number]] for path, number in self.aligned.items()}
-        return ASTSource(self.fn, signature=signature, constexprs=constants, attrs=attrs)
+        return self.ast(self.fn, signature=signature, constexprs=constants, attrs=attrs)
 
     def compile(self, target: Any = None) -> Any:
         # multiply-adds, which later versions of Triton leave out unless asked: error analysis and speed count on them

@@ -24,7 +24,7 @@ from ...program import Output, Program
 from .. import select
 from . import plan, threshold
 from .chunks import BUFFER
-from .launch import Kernel
+from .launch import Kernel, number_types
 
 SEGMENTS = 256 << 20  # bytes of kept chunks in a round of rows
 WORTH = 1 << 27  # scores from which it saves more than its launches cost (0.15 ms) against a list in registers
@@ -258,7 +258,7 @@ def _plan(
         return plan.remember(_plans, key, (program, c.reason))[1]
     source = s.launch.source
     assert source is not None
-    floats, ints = plan._numbers(source)
+    floats, ints = number_types(source.floats, source.ints)
     numbers = [floats, ints, "i32", "i32", tuple("i32" for _ in s.kept)]
     slots = t.bk // c.c
     members = c.chunks * c.c

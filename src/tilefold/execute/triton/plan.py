@@ -21,7 +21,7 @@ from ... import folds
 from ...program import Mask, Output, Program
 from .. import select
 from . import generate, rows, streamed
-from .launch import INTERPRETED, Kernel, pointer
+from .launch import INTERPRETED, Kernel, number_types, operand_types, pointer
 
 COMBINABLE_K = 32
 PLANS = 512  # call plans kept
@@ -246,13 +246,8 @@ def _signature(groups: dict[str, tuple[int, ...]], tensors: Sequence[Tensor], st
                 for f, s in enumerate(strides[group][e]):
                     if not (f == 1 and s == 1):
                         marks[(at + 1, e, f)] = 16 // tensors[i].element_size()
-        signature.append(tuple(pointer(tensors[i].dtype) for i in groups[group]))
-        signature.append(tuple(tuple("i64" for _ in s) for s in strides[group]))
+        signature += operand_types([[tensors[i] for i in groups[group]]], [strides[group]])
     return signature, marks
-
-
-def _numbers(source: generate.Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return tuple("fp32" for _ in source.floats), tuple("i32" if -(2**31) <= i <= I32 else "i64" for i in source.ints)
 
 
 _kernels: dict[Any, Kernel] = {}
@@ -426,7 +421,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     signature, marks = _signature(
         groups, tensors, strides, aligned, [] if tile_output and described is None else descriptors
     )
-    floats, ints = _numbers(source)
+    floats, ints = number_types(source.floats, source.ints)
     units = tuple("fp32" for _ in source.unit)
     leaf = tuple((*pair, c) for pair, c in zip(source.leaves, casts, strict=True))
     counts = (
@@ -653,14 +648,30 @@ def remember(plans: dict[Any, Any], key: Any, made: Any) -> Any:
     return made
 
 
-_plans: dict[Any, tuple[Any, list[Launch], int]] = {}
+def _sums_along_both(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, places: Sequence[Sequence[int]],
+                     shapes: Any, limits: select.Limits) -> tuple[Any, tuple[int, ...]] | None:  # fmt: skip
+    """A launch that makes sums along the columns and along the rows together, and which outputs those are."""
+    kept_out = {("loop", "portable"), ("ordered", True)} & {*select.forced()}
+    if limits.matrix != 9 or kept_out or torch.are_deterministic_algorithms_enabled():
+        return None
+    if not any(o.axis == "col" and o.fold == "weighted_sum" for o in program.outputs):
+        return None
+    from ..hopper import columns_plan  # Gluon is imported where it serves
+
+    choice = columns_plan.choose(program, operands, batch)
+    made = choice and columns_plan.launch(program, choice, operands, batch, n, k, places, shapes, limits)
+    return (made, choice.outputs) if choice and made else None
+
+
+_plans: dict[Any, tuple[Any, list[Any], int]] = {}
 
 
 def plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int,
          payload_dtypes: Sequence[torch.dtype], without: tuple[int, ...] = ()) -> tuple[list[Launch], int]:  # fmt: skip
     """The launches of a call but for the outputs in `without`, and how many results the Program has."""
     tf32 = torch.float32 in [t.dtype for t in operands] and tf32_allowed()
-    key = call_key(program, operands, batch, n, k, tf32, *payload_dtypes, without)
+    fixed_order = torch.are_deterministic_algorithms_enabled()
+    key = call_key(program, operands, batch, n, k, tf32, fixed_order, *payload_dtypes, without)
     known = _plans.get(key)
     if known is not None and known[0] is program:
         return known[1], known[2]
@@ -668,7 +679,11 @@ def plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n
     limits = select.limits_of(device.type, device.index)
     shapes, places = results_of(program, operands, batch, n, k, payload_dtypes)
     patterns = tuple(summed_dimensions(o, operands, batch) for o in program.outputs)
-    launches = [
+    launches: list[Any] = []
+    sums = _sums_along_both(program, operands, batch, n, k, places, shapes, limits) if not without else None
+    if sums is not None:
+        launches, without = [sums[0]], sums[1]
+    launches += [
         plan_piece(
             p, operands, batch, n, k, [places[j] for j in p.outputs], [shapes[j] for j in p.outputs], limits, tf32
         )

@@ -24,7 +24,7 @@ def coordinates(number, sizes, COUNT: tl.constexpr):
 @triton.jit
 def batch_offset(strides, FIRST: tl.constexpr, kept, summed, NK: tl.constexpr, NS: tl.constexpr):
     """Where a batch entry starts; its coordinates come reversed. Strides: kept dimensions, then summed ones."""
-    offset = tl.full((), 0, tl.int64)
+    offset = 0
     for d in tl.static_range(NK):
         offset += tl.cast(kept[NK - 1 - d], tl.int64) * strides[FIRST + d]
     for d in tl.static_range(NS):
