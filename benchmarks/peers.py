@@ -74,6 +74,14 @@ def flash_attn_4() -> Callable[..., torch.Tensor]:
     return attention
 
 
+def flash_attn_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Keys and values [B, Hkv, S, D] copied into its own layout, outside the clock."""
+    from flash_attn import flash_attn_with_kvcache
+
+    keys, values = (t.transpose(1, 2).contiguous() for t in (k, v))
+    return lambda: flash_attn_with_kvcache(q.transpose(1, 2), keys, values).transpose(1, 2)
+
+
 def flash_kmeans_assign(x: torch.Tensor, c: torch.Tensor) -> Callable[[], torch.Tensor]:
     """The assignment step; |x|^2 is made once outside, as its own loop does, and |c|^2 within."""
     from flash_kmeans.assign_euclid_triton import euclid_assign_triton

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .case import Case
-from .cases import attention, ceilings, contrastive, heads, nearest, overhead, rows
+from .cases import attention, ceilings, contrastive, decode, heads, nearest, overhead, rows
 
 _CASES = (
     ceilings.COPY,
@@ -14,6 +14,7 @@ _CASES = (
     rows.SOFTMAX_SUM_BWD,
     attention.FORWARD,
     attention.BACKWARD,
+    decode.DECODE,
     nearest.ARGMAX,
     nearest.KNN,
     heads.LINEAR_CROSS_ENTROPY,

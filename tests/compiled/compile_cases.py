@@ -186,6 +186,11 @@ CASES = (
         attention(128, mask=lambda: mask.blocks(booleans(32, 32), (128, 128)), backward=True),
     ),
     Case("attention D=128, one query", attention(128, sq=1, sk=65536, batch=1, kv=4)),
+    Case(
+        "attention D=64, four queries of 24 heads and of lengths",
+        attention(64, sq=4, sk=65536, heads=24, kv=3, causal="bottom_right", mask=lambda: mask.lengths(integers(2))),
+        ("sm_90", "sm_80"),
+    ),
     Case("attention D=64, float32", attention(64, dtype=F32)),
     Case("attention D=64, tf32", attention(64, dtype=F32, backward=True), tf32=True),
     Case("attention D=32, float64", attention(32, dtype=F64)),

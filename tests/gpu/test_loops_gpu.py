@@ -79,6 +79,36 @@ def test_attention_in_random_configurations(part: int, device: torch.device) -> 
         accurate(lse, wide[1], plain[1].float(), f"{what}, log-sum-exp")
 
 
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("sq", [1, 4, 17, 64])
+def test_few_queries_of_grouped_heads(d: int, sq: int, device: torch.device) -> None:
+    """Packed rows; numbers of entries that cut the keys into many parts, into one, and unevenly."""
+    for batch, kv, groups, sk in ((1, 8, 4, 20000), (17, 8, 4, 1500), (3, 1, 71, 700), (40, 4, 8, 129)):
+        q = randn(batch, kv * groups, sq, d, device=device, dtype=BF16)
+        k, v = (randn(batch, kv, sk, d, device=device, dtype=BF16) for _ in range(2))
+        lengths = torch.randint(0, sk + 1, (batch,), device=device)
+        slopes = torch.rand(kv * groups, device=device) * 0.01
+        i, j = torch.arange(sq, device=device)[:, None], torch.arange(sk, device=device)
+        here = i + lengths[:, None, None, None] - sq
+        seen = (j < lengths[:, None, None, None]) & (j <= here) & (j >= here - 900)
+        options: dict[str, Any]
+        for options, visible in (
+            ({}, None),
+            ({"mask": tf.mask.lengths(lengths), "causal": "bottom_right", "window": (900, 0)}, seen),
+        ):
+            out, lse = tf.attention(q, k, v, return_lse=True, **options)
+            what = f"{batch} x {kv} x {groups} heads of {d}, {sq} x {sk}, {[*options]}"
+            wide = reference(q.double(), k.double(), v.double(), visible, None)
+            plain = reference(q, k, v, visible, None)
+            accurate(out, wide[0], plain[0], what)
+            accurate(lse, wide[1], plain[1].float(), f"{what}, log-sum-exp")
+        out = tf.attention(q, k, v, alibi_slopes=slopes)
+        bias = -slopes[:, None, None] * (i + sk - sq - j).abs()
+        with select.using(loop="portable"):
+            portable = tf.attention(q, k, v, bias=bias.to(BF16) if sq == 1 else bias)
+        torch.testing.assert_close(out, portable, rtol=0.05, atol=0.02)
+
+
 @pytest.mark.skipif(not HOPPER, reason="where both loops serve")
 @pytest.mark.parametrize("d", [40, 64, 128, 256])
 def test_both_loops_agree_exactly_on_integers(d: int, device: torch.device) -> None:

@@ -180,14 +180,17 @@ BARRIERS = 1024  # bytes of shared memory left for them
 BUSY = 6  # operations of an expression beyond which its temporaries are another tile of scores
 
 
-def tiles(source: generate.Source, d: int, dv: int, every: Sequence[folds.Fold], limits: select.Limits) -> Tiles:
+def tiles(
+    source: generate.Source, n: int, d: int, dv: int, every: Sequence[folds.Fold], limits: select.Limits
+) -> Tiles:
     bd, bdv = select.block(d), select.block(dv) if dv else 0
     bk = 64 if max(bd, bdv) > 128 and dv else 128
     stretches = 0
     if not dv and all(f.commutative for f in every):
         # exponentials of one stretch start while the maximum of the other is looked for
         stretches = 2 if any(f.cost.exps for f in every) else 1
-    chosen = Tiles(64, bk, groups_of(source, d, dv), 0, stretches, dv > 0 and max(bd, bdv) > 128)
+    groups = min(groups_of(source, d, dv), 2 if n <= 128 else 3)
+    chosen = Tiles(64, bk, groups, 0, stretches, dv > 0 and max(bd, bdv) > 128)
     t = replace(chosen, **{k: v for k, v in select.forced() if hasattr(chosen, k)})
     held = (4 if t.groups == 3 else t.groups) * t.bm * bd * 2 + (dv > 0) * 16 * t.bk + BARRIERS
     stage = t.bk * ((bd + bdv) * 2 + (len(source.col) == 1) * 4)
@@ -200,14 +203,27 @@ def of_loop(fold: folds.Fold, name: str, default: Any) -> Any:
     return getattr(importlib.import_module(str(fold.jit)), name, default)
 
 
-def split(blocks: int, k: int, t: Tiles, limits: select.Limits) -> tuple[int, int]:
-    """(splits, columns of each): columns are split where blocks alone leave a third of the units idle."""
+WAITED = 2  # tiles' time that an item takes beside its tiles: its first loads, and its results
+MERGED = 0.1  # and a part, to be joined with the others
+
+
+def split(row_tiles: int, entries: int, k: int, t: Tiles, limits: select.Limits) -> int:
+    """Into how many parts columns are split: so many that all ends soonest, and where rows of an entry fill several tiles, whose
+    states are long, only if blocks alone leave a third of the units idle."""
     tiles_k = math.ceil(k / t.bk)
-    if blocks * 3 >= limits.units * 2 or tiles_k < 4:
-        return 1, tiles_k * t.bk
-    splits = max(1, min(limits.units // blocks, tiles_k // 2))
-    chunk = math.ceil(tiles_k / splits) * t.bk
-    return math.ceil(k / chunk), chunk
+    blocks = row_tiles * entries
+    if tiles_k < 4 or (row_tiles > 1 and blocks * 3 >= limits.units * 2):
+        return 1
+
+    def time(size: int) -> float:
+        parts = math.ceil(tiles_k / size)
+        return math.ceil(blocks * parts / limits.units) * (size + WAITED) + MERGED * parts
+
+    if row_tiles > 1:
+        size = math.ceil(tiles_k / max(1, min(limits.units // blocks, tiles_k // 2)))
+    else:
+        size = min((math.ceil(tiles_k / parts) for parts in range(1, min(tiles_k, limits.units) + 1)), key=time)
+    return math.ceil(tiles_k / size)
 
 
 def launch(
@@ -238,7 +254,7 @@ def launch(
     (x, y), payload = source.leaves[0], source.payloads
     dv = tensors[source.y[payload[0]]].shape[-1] if payload else 0
     d = tensors[source.x[x]].shape[-1]
-    t = tiles(source, d, dv, every, limits)
+    t = tiles(source, n, d, dv, every, limits)
     bd, bdv = select.block(d), select.block(dv) if dv else 16
     lead = len(kept)
     entries = math.prod(kept)
@@ -258,7 +274,7 @@ def launch(
     v_dims, v_d = described("y", payload[0], k, (t.bk, bdv)) if payload else ((), None)
     c_dims, c_d = column_descriptor(tensors, numbers, groups["col"], strides["col"], kept, k, t.bk)
     row_tiles = math.ceil(n / (t.bm * t.groups))
-    splits, chunk = split(row_tiles * entries, k, t, limits)
+    splits = split(row_tiles, entries, k, t, limits)
     vectors = OPERANDS[2:]
     types = {g: tuple((source.types[i], int(g != "scalar" and s[0] == 1)) for i, s in zip(groups[g], strides[g], strict=True))
              for g in vectors}  # fmt: skip
@@ -283,12 +299,12 @@ def launch(
     targets = parts or tuple((shape, dtype) for _, shape, dtype in outs)
     marks = {(len(signature), e): 16 for e in range(len(targets))}
     signature += [tuple(pointer(dtype) for _, dtype in targets), *number_types(source.floats, source.ints)]
-    signature += [tuple("fp32" for _ in source.unit), "i32", "i32", tuple("i32" for _ in kept), *["i32"] * 6]
+    signature += [tuple("fp32" for _ in source.unit), "i32", "i32", tuple("i32" for _ in kept), *["i32"] * 5]
     shared = math.prod(kept[j] for j in range(lead) if j not in y_dims)  # entries that read the same columns
     section = max(1, min(entries, L2 // max(1, k * (bd + dv) * 2) * shared))
     items = row_tiles * splits * entries
     kernel = kernel_of(signature, marks, config, 4)
-    tail = (source.floats, source.ints, source.unit, n, k, kept, items, entries, row_tiles, splits, chunk, section)
+    tail = (source.floats, source.ints, source.unit, n, k, kept, items, entries, row_tiles, splits, section)
     pointers = tuple((tuple(numbers[i] for i in groups[g]), strides[g]) for g in OPERANDS)
     made = merge(parts, splits) if parts else None
     mend = (

@@ -49,13 +49,11 @@ def place(pid, row_tiles, splits, entries, group, REVERSE: gl.constexpr):
 
 
 @gluon.jit
-def tile_range(lo, hi, c0, c1, k, BK: gl.constexpr):
+def tile_range(lo, hi, k, BK: gl.constexpr):
     """(first, end, whole, whole end, first column, end column): tiles of columns that some row sees, those that every row sees wholly."""
-    lo = gl.maximum(lo, c0)
-    hi = gl.minimum(hi, c1)
     some = lo < hi
-    first = gl.min(gl.where(some, lo, c1), 0)
-    end = gl.maximum(gl.max(gl.where(some, hi, c0), 0), first)
+    first = gl.min(gl.where(some, lo, k), 0)
+    end = gl.maximum(gl.max(gl.where(some, hi, 0), 0), first)
     t0 = first // BK
     t1 = gl.maximum(gl.cdiv(end, BK), t0)
     w0 = gl.minimum(gl.maximum(gl.cdiv(gl.max(lo, 0), BK), t0), t1)
@@ -82,7 +80,7 @@ def without_padding(v, t, first, end, BK: gl.constexpr):
 
 
 @gluon.jit
-def work_item(item, row_tiles, splits, entries, chunk, section, kept, rows_in, shared, C: gl.constexpr, layout: gl.constexpr):
+def work_item(item, row_tiles, splits, entries, section, kept, rows_in, shared, C: gl.constexpr, layout: gl.constexpr):
     """(first row, split, entry, its coordinates, tile range) of a piece of work: a row tile, a part of the columns, a batch entry."""
     rd, rds = rows_in
     sd, sds, F, I, unit, n, k = shared
@@ -91,14 +89,12 @@ def work_item(item, row_tiles, splits, entries, chunk, section, kept, rows_in, s
     SCALARS: gl.constexpr = C.scalar_types
     sv = load_scalars(sd, batch_offsets(sds, C.scalars, 0, where, (), C.kept, 0), C.scalars, SCALARS, gl.float32)
     i0 = tile * (C.groups * C.bm)
-    c0 = split * chunk
-    c1 = gl.minimum(c0 + chunk, k)
-    t0 = c0 // C.bk
-    t1 = gl.cdiv(c1, C.bk)
-    w0 = t0
-    w1 = gl.where(c1 % C.bk == 0, t1, t1 - 1)
-    first = c0
-    end = c1
+    t0 = 0
+    t1 = gl.cdiv(k, C.bk)
+    w0 = 0
+    w1 = k // C.bk
+    first = 0
+    end = k
     if C.mask:
         i1 = gl.minimum(i0 + C.groups * C.bm, n) - 1
         COVER: gl.constexpr = 128 if C.groups * C.bm <= 128 else 256
@@ -106,7 +102,13 @@ def work_item(item, row_tiles, splits, entries, chunk, section, kept, rows_in, s
         ROWS: gl.constexpr = C.row_types
         data = load_vectors(rd, batch_offsets(rds, C.rows, 1, where, (), C.kept, 0), rds, index, n, C.rows, ROWS, gl.float32, True)
         lo, hi = C.fns.bounds(data, sv, F, I, index, n, k)
-        t0, t1, w0, w1, first, end = tile_range(lo, hi, c0, c1, k, C.bk)
+        t0, t1, w0, w1, first, end = tile_range(lo, hi, k, C.bk)
+    # of the tiles that some row sees each split has an equal part
+    size = gl.cdiv(t1 - t0, splits)
+    t0 = gl.minimum(t0 + split * size, t1)
+    t1 = gl.minimum(t0 + size, t1)
+    w0 = gl.minimum(gl.maximum(w0, t0), t1)
+    w1 = gl.minimum(gl.maximum(w1, w0), t1)
     return i0, split, entry, where, sv, t0, t1, w0, w1, first, end
 
 
@@ -289,7 +291,7 @@ def fold_rows(buffers, barriers, rows_in, cols_in, shared, work, out, WG: gl.con
     """What one group of four warps does: BM rows of each piece of work."""
     cd, cds = cols_in
     sd, sds, F, I, unit, n, k = shared
-    items, row_tiles, splits, entries, chunk, section, kept = work
+    items, row_tiles, splits, entries, section, kept = work
     spread: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     smma: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, C.bk, 16])
     srow: gl.constexpr = gl.SliceLayout(1, smma)
@@ -297,7 +299,7 @@ def fold_rows(buffers, barriers, rows_in, cols_in, shared, work, out, WG: gl.con
     done = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         i0, split, entry, where, sv, t0, t1, w0, w1, first, end = work_item(
-            item, row_tiles, splits, entries, chunk, section, kept, rows_in, shared, C, spread
+            item, row_tiles, splits, entries, section, kept, rows_in, shared, C, spread
         )
         c_off = batch_offsets(cds, C.cols, 1, where, (), C.kept, 0)
         at = entry.to(gl.int64) * n
@@ -473,7 +475,7 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
     """What the loading warp does."""
     x_s, y_s, v_s, c_s, ones_s = buffers
     x_full, x_empty, y_full, y_empty, v_full, v_empty, turns = barriers
-    items, row_tiles, splits, entries, chunk, section, kept = work
+    items, row_tiles, splits, entries, section, kept = work
     ROW_TILES: gl.constexpr = C.groups
     XD: gl.constexpr = C.x_dims
     YD: gl.constexpr = C.y_dims
@@ -483,7 +485,7 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
     done = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         i0, split, entry, where, sv, t0, t1, w0, w1, first, end = work_item(
-            item, row_tiles, splits, entries, chunk, section, kept, rows_in, shared, C, gl.BlockedLayout([1], [32], [1], [0])
+            item, row_tiles, splits, entries, section, kept, rows_in, shared, C, gl.BlockedLayout([1], [32], [1], [0])
         )
         mbarrier.wait(x_empty, done & 1 ^ 1)
         mbarrier.expect(x_full, ROW_TILES * x_d.block_type.nbytes)
@@ -510,7 +512,7 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
 
 @gluon.jit
 def rows_kernel(
-    x_d, y_d, v_d, c_d, rd, rds, cd, cds, sd, sds, out, F, I, unit, n, k, kept, items, entries, row_tiles, splits, chunk, section, C: gl.constexpr
+    x_d, y_d, v_d, c_d, rd, rds, cd, cds, sd, sds, out, F, I, unit, n, k, kept, items, entries, row_tiles, splits, section, C: gl.constexpr
 ):
     """One block a unit, which takes pieces of work in turn. Results, or with C.split the states of each split, go to `out`."""
     XB: gl.constexpr = 4 if C.groups == 3 else C.groups
@@ -541,7 +543,7 @@ def rows_kernel(
     buffers = (x_s, y_s, v_s, c_s, ones_s)
     barriers = (barrier(1), barrier(C.groups), y_full, y_empty, v_full, v_empty, turns)
     shared = (sd, sds, F, I, unit, n, k)
-    work = (items, row_tiles, splits, entries, chunk, section, kept)
+    work = (items, row_tiles, splits, entries, section, kept)
     rows_in = (rd, rds)
     cols_in = (cd, cds)
     if C.groups == 2:

@@ -3,7 +3,7 @@
 generate.py   the source of a Program's pointwise expressions          rows.py, tile.py   the loops
 plan.py       tensors to launches                                      launch.py          compiling and launching
 lists.py      long lists of top-k                                      chunks.py          payloads of many features
-                                                                       streamed.py        the loop for many features
+pack.py       few rows of entries that share columns                   streamed.py        the loop for many features
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ... import folds
 from ...program import Mask, Output, Program
 from .. import select
-from . import generate, rows, streamed
+from . import generate, pack, rows, streamed
 from .launch import INTERPRETED, Kernel, number_types, operand_types, pointer
 
 COMBINABLE_K = 32
@@ -667,7 +667,7 @@ _plans: dict[Any, tuple[Any, list[Any], int]] = {}
 
 
 def plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int,
-         payload_dtypes: Sequence[torch.dtype], without: tuple[int, ...] = ()) -> tuple[list[Launch], int]:  # fmt: skip
+         payload_dtypes: Sequence[torch.dtype], without: tuple[int, ...] = ()) -> tuple[list[Any], int]:  # fmt: skip
     """The launches of a call but for the outputs in `without`, and how many results the Program has."""
     tf32 = torch.float32 in [t.dtype for t in operands] and tf32_allowed()
     fixed_order = torch.are_deterministic_algorithms_enabled()
@@ -679,15 +679,19 @@ def plan(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...], n
     limits = select.limits_of(device.type, device.index)
     shapes, places = results_of(program, operands, batch, n, k, payload_dtypes)
     patterns = tuple(summed_dimensions(o, operands, batch) for o in program.outputs)
+    packed = pack.packing(program, operands, batch, n)
+    taken: tuple[Any, ...] = (program, operands, batch, n)
+    if packed is not None:
+        taken = (packed.program, packed.operands(operands), packed.batch, packed.n)
     launches: list[Any] = []
     sums = _sums_along_both(program, operands, batch, n, k, places, shapes, limits) if not without else None
     if sums is not None:
         launches, without = [sums[0]], sums[1]
     launches += [
-        plan_piece(
-            p, operands, batch, n, k, [places[j] for j in p.outputs], [shapes[j] for j in p.outputs], limits, tf32
-        )
-        for p in pieces(program, patterns, without)
+        plan_piece(p, *taken[1:], k, [places[j] for j in p.outputs], [shapes[j] for j in p.outputs], limits, tf32)
+        for p in pieces(taken[0], patterns, without)
     ]
+    if packed is not None:
+        launches = [pack.Packed(launch, packed) for launch in launches]
     remember(_plans, key, (program, launches, sum(map(len, shapes))))
     return launches, sum(map(len, shapes))

@@ -25,6 +25,7 @@ from .tile import (
 )
 
 SCAN = tl.constexpr(1024)  # columns whose bounds are looked at together
+AHEAD = tl.constexpr(4)  # states of splits that are on their way while another is joined
 TOGETHER = tl.constexpr(16)  # row tiles of scores that share their columns in the cache
 
 
@@ -347,7 +348,7 @@ def merge_kernel(out, part, unit, count, splits, NEST: tl.constexpr, MERGE: tl.c
     local = tl.arange(0, BN)
     inside = first + local < count
     states, accs = NEST(load_states(part, first, local, inside, d0, STATES, DV, BDV))
-    for s in range(1, splits):
+    for s in tl.range(1, splits, num_stages=AHEAD):
         other = tl.cast(s, tl.int64) * count + first
         more, more_accs = NEST(load_states(part, other, local, inside, d0, STATES, DV, BDV))
         states, accs = MERGE(states, accs, more, more_accs, unit)
