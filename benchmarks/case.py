@@ -64,6 +64,7 @@ class Case:
     rate: str = "tflops"
     about: str = field(default="", compare=False)
     host: bool = False  # what is timed is the host, also on a GPU
+    values: Callable[[Setting, Data, Any], dict[str, float]] | None = None  # what else an output says, for its record
 
 
 def dtype_of(setting: Setting) -> torch.dtype:

@@ -14,8 +14,8 @@ _TORCH = {"torch", "compile", "flex", "flash-attn-2"}  # they come with torch an
 
 
 def label(name: str) -> str:
-    """The name that a record carries: "flash-kmeans 0.3.1"; tilefold and the bare matmul have none."""
-    if name in ("tilefold", "cublas"):
+    """The name that a record carries: "flash-kmeans 0.3.1"; tilefold, the bare matmul and docs/levels have none."""
+    if name in ("tilefold", "cublas") or name.startswith("level-"):
         return name
     if name == "cudnn":
         v = torch.backends.cudnn.version() or 0

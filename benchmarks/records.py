@@ -1,7 +1,7 @@
 """Results as data: one JSON file a case under results/<machine>/, a list of records.
 
-Keys of a record: case, shape, dtype, impl, ms, tflops or gbps, peak_mib, bound_ms, correct, versions, date, run; and
-`error` where there is no speed. Only records of one run are compared.
+Keys of a record: case, shape, dtype, impl, ms, tflops or gbps, peak_mib, bound_ms, correct, versions, date, run;
+`error` where there is no speed, and `values` where a case says more of an output. Only records of one run are compared.
 """
 
 from __future__ import annotations
@@ -53,6 +53,10 @@ def dump(records: list[Record], path: Path) -> None:
 
 def setting_of(record: Record) -> str:
     return json.dumps([record["shape"], record["dtype"]])
+
+
+def value_names(records: list[Record]) -> list[str]:
+    return list(dict.fromkeys(key for r in records for key in r.get("values", ())))
 
 
 def save(records: list[Record], machine: str, results: Path = RESULTS) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .case import Case
-from .cases import attention, ceilings, contrastive, decode, heads, nearest, overhead, rows
+from .cases import attention, ceilings, contrastive, decode, heads, levels, llama, nearest, overhead, rows
 
 _CASES = (
     ceilings.COPY,
@@ -12,6 +12,7 @@ _CASES = (
     rows.LOGSUMEXP_BWD,
     rows.SOFTMAX_SUM,
     rows.SOFTMAX_SUM_BWD,
+    levels.LEVELS,
     attention.FORWARD,
     attention.BACKWARD,
     decode.DECODE,
@@ -20,6 +21,8 @@ _CASES = (
     heads.LINEAR_CROSS_ENTROPY,
     heads.SAMPLE,
     contrastive.CONTRASTIVE,
+    llama.TRAIN,
+    llama.GENERATE,
     overhead.OVERHEAD,
 )
 

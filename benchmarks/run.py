@@ -61,6 +61,7 @@ def measure(
     calls: dict[str, Call] = {}
     errors: dict[str, str] = {}
     peaks: dict[str, float | None] = {}
+    values: dict[str, dict[str, float]] = {}
     for impl in case.impls(setting, data):
         if quick and not impl.named and impl.name != "tilefold":
             continue
@@ -73,6 +74,8 @@ def measure(
             call.run()  # compiles
             out, peaks[impl.name] = timing.peak(call.run, device)
             problem = (call.check or (lambda out: case.check(setting, data, out)))(out)
+            if case.values:
+                values[impl.name] = {key: _digits(v) for key, v in case.values(setting, data, out).items()}
             del out
         except Exception as error:  # a peer's fault is a result, not the end of the run
             problem = timing.text(error)
@@ -100,6 +103,7 @@ def measure(
             "peak_mib": None if memory is None else round(memory, 2),
             "bound_ms": bound and _digits(bound), "correct": took is not None,
         }  # fmt: skip
+        record |= {"values": values[name]} if name in values else {}
         made.append(record if took else record | {"error": errors.get(name, "not timed")})
     return made
 
@@ -209,7 +213,8 @@ def table(case: Case, setting: Setting, made: list[Record]) -> Table:
     """One setting's records. A ratio above 1 means that tilefold is faster than the peer."""
     unit = {"tflops": "TFLOP/s", "gbps": "GB/s"}[case.rate]
     shown = Table(title=f"{case.name}  {setting}", title_justify="left", title_style="bold", box=None)
-    for head in ("", "ms", unit, "of bound", "tilefold is", "MiB extra"):
+    more = records.value_names(made)
+    for head in ("", "ms", unit, "of bound", "tilefold is", "MiB extra", *more):
         shown.add_column(head, justify="left" if not head else "right")
     own = next((r["ms"] for r in made if r["impl"] == "tilefold"), None)
     for r in made:
@@ -219,7 +224,8 @@ def table(case: Case, setting: Setting, made: list[Record]) -> Table:
         ratio = f"{r['ms'] / own:.2f} x" if own and r["impl"] != "tilefold" else ""
         memory = "" if r["peak_mib"] is None else f"{r['peak_mib']:.1f}"
         share = f"{r['bound_ms'] / r['ms']:.2f}" if r["bound_ms"] else ""
-        shown.add_row(r["impl"], f"{r['ms']:.4g}", f"{r[case.rate]:.4g}", share, ratio, memory)
+        values = [f"{r['values'][key]:.4g}" for key in more]
+        shown.add_row(r["impl"], f"{r['ms']:.4g}", f"{r[case.rate]:.4g}", share, ratio, memory, *values)
     return shown
 
 

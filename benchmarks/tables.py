@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from .records import RESULTS, Record, load, setting_of
+from .records import RESULTS, Record, load, setting_of, value_names
 
 _BLOCK = re.compile(r"(<!-- bench:([a-z_]+)(?:@([a-z0-9-]+))? -->\n?)(.*?)(<!-- /bench -->)", re.DOTALL)
 _UNITS = {"tflops": "TFLOP/s", "gbps": "GB/s"}
@@ -37,12 +37,15 @@ def _caption(machine: str, found: list[Record]) -> str:
 
 def _table(found: list[Record]) -> str:
     unit = next(key for key in _UNITS if key in found[0])
-    lines = [f"| | | ms | {_UNITS[unit]} | of the bound | tilefold is | extra MiB |", "|---|---|--:|--:|--:|--:|--:|"]
+    more = value_names(found)
+    heads = ["ms", _UNITS[unit], "of the bound", "tilefold is", "extra MiB", *more]
+    lines = ["| | | " + " | ".join(heads) + " |", "|---|---|" + "--:|" * len(heads)]
     for setting in dict.fromkeys(setting_of(r) for r in found):
         group = [r for r in found if setting_of(r) == setting]
         own = next((r["ms"] for r in group if r["impl"] == "tilefold"), None)
         for i, r in enumerate(group):
-            lines.append("| " + " | ".join([_shape(r) if i == 0 else "", r["impl"], *_cells(r, own, unit)]) + " |")
+            cells = [_shape(r) if i == 0 else "", r["impl"], *_cells(r, own, unit, more)]
+            lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -53,13 +56,14 @@ def _shape(r: Record) -> str:
     return f"{shape}, {r['dtype']}"
 
 
-def _cells(r: Record, own: float | None, unit: str) -> list[str]:
+def _cells(r: Record, own: float | None, unit: str, more: list[str]) -> list[str]:
     if r["ms"] is None:
-        return ["no correct result", "", "", "", ""]
+        return ["no correct result", "", "", "", "", *("" for _ in more)]
     ratio = "" if own is None or r["impl"] == "tilefold" else f"{r['ms'] / own:.2f} ×"
     bound = f"{r['bound_ms'] / r['ms']:.2f}" if r["bound_ms"] else ""
     memory = "" if r["peak_mib"] is None else f"{r['peak_mib']:,.1f}"
-    return [f"{r['ms']:,.4g}", f"{r[unit]:,.4g}", bound, ratio, memory]
+    values = [f"{r['values'][key]:,.4g}" for key in more]
+    return [f"{r['ms']:,.4g}", f"{r[unit]:,.4g}", bound, ratio, memory, *values]
 
 
 def update(text: str, results: Path = RESULTS) -> str:

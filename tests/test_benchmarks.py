@@ -16,7 +16,7 @@ import torch
 from benchmarks import case as c
 from benchmarks import peers, records, tables, timing
 from benchmarks import run as runner
-from benchmarks.cases import attention, heads
+from benchmarks.cases import attention, heads, levels
 from benchmarks.registry import cases
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +38,16 @@ SMALL = {
     "sample": {"N": 400, "D": 16, "K": 70},
     "contrastive": {"N": 48, "D": 16},
     "overhead": {"op": "logsumexp", "N": 8, "K": 8, "D": 8},
+    "levels": {"N": 70, "K": 50, "D": 16},
+    "llama_train": {"model": "small", "layers": 2, "B": 2, "S": 20},
+    "llama_generate": {"model": "small", "layers": 2, "B": 2, "S": 20, "new": 6},
 }
+PLAIN = {"levels": "level-1", "llama_train": "transformers", "llama_generate": "transformers"}  # elsewhere "torch"
+
+
+def needs(name: str) -> None:
+    if PLAIN.get(name) == "transformers":
+        pytest.importorskip("transformers")
 
 
 def small(name: str) -> c.Case:
@@ -67,10 +76,33 @@ def test_every_case_of_the_registry_has_a_small_shape_here() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_plain_torch_passes_the_check_and_a_spoiled_result_does_not(name: str) -> None:
+    needs(name)
     case = small(name)
-    data, out = outcome(case, "torch")
+    data, out = outcome(case, PLAIN.get(name, "torch"))
     assert case.check(case.settings[0], data, out) is None
     assert case.check(case.settings[0], data, spoiled(out)) is not None
+
+
+def test_levels_that_run_on_a_cpu_agree_with_float64() -> None:
+    x, y = torch.randn(70, 16), torch.randn(2500, 16)
+    ref = (x.double() @ y.double().T).logsumexp(-1)
+    for number in levels.ON_CPU:
+        torch.testing.assert_close(levels.level(number).logsumexp(x, y).double(), ref, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama_train", "llama_generate"])
+def test_model_of_transformers_runs_on_tilefold(name: str) -> None:
+    needs(name)
+    case = small(name)
+    data, out = outcome(case, "tilefold")
+    assert data["model"].config._attn_implementation == "tilefold"
+    assert case.check(case.settings[0], data, out) is None
+    assert case.values is not None
+    values = case.values(case.settings[0], data, out)
+    if name == "llama_train":
+        assert values["loss error"] <= 1e-6 * values["loss"] and values["worst gradient error"] < 1e-5
+    else:
+        assert values["tokens as stock"] == 6 and values["logit error"] < 1e-5
 
 
 def test_nan_is_not_close() -> None:
@@ -199,7 +231,7 @@ def test_new_run_replaces_its_settings_and_keeps_the_others(tmp_path: Path) -> N
 def test_results_that_are_committed_have_the_documented_keys() -> None:
     for path in records.RESULTS.rglob("*.json"):
         for r in json.loads(path.read_text()):
-            assert set(r) - {"error"} in (KEYS | {"tflops"}, KEYS | {"gbps"}), path
+            assert set(r) - {"error", "values"} in (KEYS | {"tflops"}, KEYS | {"gbps"}), path
             assert r["case"] == path.stem and r["case"] in cases()
             assert r["correct"] is (r["ms"] is not None) is ("error" not in r)
 
@@ -227,6 +259,11 @@ def test_table_shows_ratios_and_refuses_what_was_wrong(tmp_path: Path) -> None:
     assert "|  | torch 2.11 | no correct result |" in text
     assert text.startswith("a\n<!-- bench:knn -->\nNVIDIA H200, torch 2.11, 2026-11-30\n")
     assert tables.update(text, tmp_path) == text
+    valued = [r | ({"values": {"loss": 2.5}} if r["ms"] else {}) for r in made]
+    records.save(valued, "h200", tmp_path)
+    text = tables.render("knn", "h200", tmp_path)
+    assert "| extra MiB | loss |\n|---|---|--:|--:|--:|--:|--:|--:|" in text
+    assert "| 2.50 × | 1,024.5 | 2.5 |" in text and "| no correct result |  |  |  |  |  |" in text
     assert "not measured yet" in tables.update("<!-- bench:copy@h200 --><!-- /bench -->", tmp_path)
 
 

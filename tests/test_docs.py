@@ -19,10 +19,15 @@ import torch
 from benchmarks.registry import cases
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
+SHOWN = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHECK = re.compile(r"#\s*(->|raises)\s*(.+?)\s*$")
+
+
+def relative(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def checks_of(source: str) -> dict[int, tuple[str, str]]:
@@ -74,7 +79,7 @@ def run_block(source: str, first_line: int, page: Path, names: dict[str, Any]) -
     assert not checks, f"{page.name}: a check in line {first_line + min(checks) - 1} belongs to no statement"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_python_blocks_run_and_give_what_they_say(page: Path) -> None:
     text = page.read_text()
     names: dict[str, Any] = {"__name__": f"docs_{page.stem}"}
@@ -83,13 +88,13 @@ def test_python_blocks_run_and_give_what_they_say(page: Path) -> None:
         run_block(block[1], text.count("\n", 0, block.start(1)) + 1, page, names)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=relative)
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_tables_name_a_benchmark_and_stand_below_its_command(page: Path) -> None:
     text = page.read_text()
     assert text.count("<!-- bench:") == text.count("<!-- /bench -->")
@@ -97,6 +102,13 @@ def test_tables_name_a_benchmark_and_stand_below_its_command(page: Path) -> None
         assert m[2] in cases()
         assert f"tilefold bench {m[2]}" in m[1]
     assert len(re.findall(r"^.*\n\n<!-- bench:", text, re.MULTILINE)) == text.count("<!-- bench:")
+
+
+def test_levels_show_what_their_files_hold() -> None:
+    folder = ROOT / "docs" / "levels"
+    files = [path.read_text() for path in folder.glob("level*.py")]
+    shown = SHOWN.findall((folder / "README.md").read_text())
+    assert shown and all(any(part in text for text in files) for part in shown)
 
 
 def test_a_wrong_value_and_a_missing_error_are_noticed() -> None:
