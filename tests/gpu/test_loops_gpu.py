@@ -117,14 +117,17 @@ def test_both_loops_agree_exactly_on_integers(d: int, device: torch.device) -> N
     for n, k in ((1, 5000), (300, 1), (193, 129), (1000, 777)):
         x, y = (integers(2, m, d, device=device, dtype=F16) for m in (n, k))
         column = integers(k, device=device)
-        for mask in (None, tf.mask.lengths(torch.tensor([k // 2, k], device=device))):
-            s = tf.scores(x, y) + column
-            s = s if mask is None else s.visible(mask)
-            folds = (tf.ArgMax(return_value=True), tf.ArgMin(return_value=True), tf.Max(), tf.Count())
-            found = [tf.fold(s, f) for f in folds]
-            with select.using(loop="portable"):
-                want = [tf.fold(s, f) for f in folds]
-            torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+        whole = tf.scores(x, y) + column
+        hidden = whole.visible(tf.mask.lengths(torch.tensor([k // 2, k], device=device)))
+        largest, smallest = tf.ArgMax(return_value=True), tf.ArgMin(return_value=True)
+        # half of all pairs, and the others for other numbers of features: each costs two compilations
+        pairs = ((largest, tf.Count()), (smallest, tf.Max()))[:: 1 if d in (64, 256) else -1]
+        for s, folds in zip((whole, hidden), pairs, strict=True):
+            for fold in folds:
+                found = tf.fold(s, fold)
+                with select.using(loop="portable"):
+                    want = tf.fold(s, fold)
+                torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
     assert launched() == {"hopper", "triton"}
 
 
@@ -200,7 +203,7 @@ def test_gradients_of_attention_at_random_sizes(
 ) -> None:
     plan._plans.clear()
     draw = random.Random(d)
-    for sq, sk in [(1, 1), (700, 90), *((draw.randint(1, 900), draw.randint(1, 900)) for _ in range(10))]:
+    for sq, sk in [(1, 70), (700, 90), *((draw.randint(1, 900), draw.randint(1, 900)) for _ in range(10))]:
         options, visible = gradients_of(kind, sq, sk, device)
         q, grad = (randn(2, 2 * groups, sq, w, device=device, dtype=dtype) for w in (d, dv))
         k, v = (randn(2, 2, sk, w, device=device, dtype=dtype) for w in (d, dv))

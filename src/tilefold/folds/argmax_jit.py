@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.experimental.gluon.language import convert_layout
 
-from .parts_jit import NO_COLUMN, across, column_of, nan_max, row_max, split_columns
+from .parts_jit import NO_COLUMN, across, column_of, nan_max, row_max, split_pairs
 
 UNIT = True
 UNSETTLED = tl.constexpr(
@@ -77,7 +77,7 @@ def step_quick(state, s, cols, first, visible, unit):  # s [BN, BK]
 
 @triton.jit
 def better(a, i, b, j):
-    """The larger value and its place, of equals the first argument's; NaN wins, without its place."""
+    """The larger value and its place, of equals the first argument's, which stands first; NaN wins, without its place."""
     return nan_max(a, b), tl.where(b > a, j, i)
 
 
@@ -96,8 +96,8 @@ def step_strips(
         best = s
         place = cols - first[:, None]
         for _ in tl.static_range(2):
-            a, b = split_columns(best)
-            i_a, i_b = split_columns(place)
+            a, b = split_pairs(best)
+            i_a, i_b = split_pairs(place)
             best, place = better(a, i_a, b, i_b)
         best, place = tl.reduce((best, place), 1, better_anywhere)
         best = convert_layout(best, m.type.layout)

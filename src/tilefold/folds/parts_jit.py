@@ -42,6 +42,12 @@ def split_columns(s):
 
 
 @triton.jit
+def split_pairs(s):
+    """The columns 0, 2, 4 .. and 1, 3, 5 .. of a tile: whatever is made of two neighbours stays in the order of the columns."""
+    return tl.split(tl.reshape(s, [s.shape[0], s.shape[1] // 2, 2]))
+
+
+@triton.jit
 def row_max_wide(s, row):
     """row_max in the layout of `row`, as many short chains instead of a long one: for threads that hold 32 columns of a row and more."""
     for _ in tl.static_range(2):

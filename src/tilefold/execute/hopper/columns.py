@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ..triton.tile import batch_offsets, coordinates, load_scalars, load_vectors
 from .names import load_tile, reduce_add_tile
-from .parts import as_batch, barrier, batch_place, narrow, ring, widen
+from .parts import as_batch, barrier, batch_place, narrow, ring
 
 KW = gl.constexpr(64)  # columns of a group
 
@@ -48,20 +48,22 @@ def place(item, tiles, entries, section, LONGEST: gl.constexpr):
 
 @gluon.jit
 def work_item(item, ranges, shared, work, C: gl.constexpr):
-    """(first column, entry, its coordinates, row tiles that see some of the columns, those that see all, the columns that some row sees)."""
+    """(first column, entry, its coordinates, row tiles that see some of the columns, those that see all, the columns that some row sees,
+    whether some row sees nothing)."""
     items, tiles, entries, row_tiles, section, kept, summed, inner = work
     n, k = shared[5], shared[6]
     tile, entry = place(item, tiles, entries, section, C.mask)
     where = coordinates(entry, kept, C.kept)
     c0 = tile * (2 * KW)
     if C.mask:
-        at = ranges + (entry.to(gl.int64) * tiles + tile) * 6
+        at = ranges + (entry.to(gl.int64) * tiles + tile) * 8
         t0 = gl.load(at)
         t1 = gl.load(at + 1)
         w0 = gl.load(at + 2)
         w1 = gl.load(at + 3)
         first = gl.load(at + 4)
         end = gl.load(at + 5)
+        blind = gl.load(at + 6) != 0
     else:
         t0 = row_tiles * 0
         t1 = row_tiles
@@ -69,33 +71,28 @@ def work_item(item, ranges, shared, work, C: gl.constexpr):
         w1 = gl.where(c0 + 2 * KW <= k, n // C.m, t0)
         first = t0
         end = k
-    return c0, entry, where, t0, t1, w0, w1, first, end
+        blind = False
+    return c0, entry, where, t0, t1, w0, w1, first, end, blind
 
 
 @gluon.jit
-def row_tile(r, t0, t1, c0, tiles, C: gl.constexpr):
-    """Blocks of one batch entry begin at different rows, so that they do not add to the same ones at the same time."""
-    if C.rotate:
-        t = r + c0 // (2 * KW) * (t1 - t0) // tiles
-        t = gl.where(t >= t1, t - (t1 - t0), t)
-    else:
-        t = r
-    return t
-
-
-@gluon.jit
-def staged(vectors, BASE: gl.constexpr, END: gl.constexpr, stage, KINDS: gl.constexpr, FIRST: gl.constexpr, LEN: gl.constexpr, layout: gl.constexpr):
-    """The numbers BASE.. of rows FIRST.. of a tile. KINDS: -1 nobody reads it, 0 float, 1 integer, 2 boolean."""
+def staged(vectors, stage, FIRST: gl.constexpr, LEN: gl.constexpr, layout: gl.constexpr, C: gl.constexpr):
+    """(operands, parts of expressions) of LEN rows from FIRST of a tile on. C.kinds: -1 nobody reads it, 0 float, 1 integer, 2 boolean."""
+    KINDS: gl.constexpr = C.kinds
+    data = ()
     values = ()
-    for j in gl.static_range(BASE, END):
+    for j in gl.static_range(len(KINDS)):
         if KINDS[j] < 0:
-            values = values + (0,)
+            v = 0
+        elif KINDS[j] == 2:
+            v = vectors[j].index(stage).slice(FIRST, LEN).load(layout) != 0
         else:
             v = vectors[j].index(stage).slice(FIRST, LEN).load(layout)
-            if KINDS[j] == 2:
-                v = v != 0
+        if j < C.rows:
+            data = data + (v,)
+        else:
             values = values + (v,)
-    return values
+    return data, values
 
 
 @gluon.jit
@@ -119,19 +116,15 @@ def without_padding(tile, c0, first, end):
 
 
 @gluon.jit
-def without_blind(tile, stage, bounds, edge, C: gl.constexpr):
+def without_blind(tile, stage, bounds):
     """Zeroes rows that see no column: their numbers may be anything as well."""
-    if C.mask:
-        if edge:
-            D: gl.constexpr = tile.shape[1]
-            layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-            line: gl.constexpr = gl.SliceLayout(1, layout)
-            lo = bounds[0].index(stage)
-            hi = bounds[1].index(stage)
-            if gl.max((lo.load(line) >= hi.load(line)).to(gl.int32), 0) > 0:
-                for r in gl.static_range(tile.shape[0] // 16):
-                    zero_rows(tile, lo.slice(r * 16, 16).load(line) < hi.slice(r * 16, 16).load(line), layout, r * 16)
-                fence_async_shared()
+    D: gl.constexpr = tile.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    line: gl.constexpr = gl.SliceLayout(1, layout)
+    lo = bounds[0].index(stage)
+    hi = bounds[1].index(stage)
+    for r in gl.static_range(tile.shape[0] // 16):
+        zero_rows(tile, lo.slice(r * 16, 16).load(line) < hi.slice(r * 16, 16).load(line), layout, r * 16)
 
 
 @gluon.jit
@@ -158,27 +151,21 @@ def whole(parts, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def expressions(leaves, early, LATE: gl.constexpr, r0, stage, vectors, bounds, c, sv, cols, edge, shared, gate, FIRST: gl.constexpr, C: gl.constexpr):
+def expressions(leaves, known, r0, stage, bounds, c, sv, cols, edge, shared, gate, FIRST: gl.constexpr, C: gl.constexpr):
     """The expressions of the strip [M / strips, KW] that begins at row FIRST of a tile, 0 where hidden."""
     F, I, n, k = shared[2], shared[3], shared[5], shared[6]
+    rd, rv = known
     LEN: gl.constexpr = leaves[0].shape[0]
     flat: gl.constexpr = leaves[0].type.layout
-    KINDS: gl.constexpr = C.kinds
     cols = gl.convert_layout(cols, gl.SliceLayout(0, flat))
     rows = r0 + FIRST + gl.arange(0, LEN, layout=gl.SliceLayout(1, flat))
-    rd = staged(vectors, 0, C.rows, stage, KINDS, FIRST, LEN, gl.SliceLayout(1, flat))
-    rv = staged(vectors, C.rows, len(KINDS), stage, KINDS, FIRST, LEN, gl.SliceLayout(1, flat))
     zero = gl.full([LEN, KW], 0, gl.float32, layout=flat)
-    if LATE:
-        e = C.fns.late(early, leaves, rd, rv, c, (), sv, F, I, rows, cols, n, k, zero, gl.float32)
-    else:
-        e = C.fns.early(leaves, rd, rv, c, (), sv, F, I, rows, cols, n, k, zero, gl.float32)
-    if len(e) > 0:
-        if C.tested:
-            e = hidden(e, seen(leaves, rd, rv, stage, bounds, c, sv, rows, cols, zero, shared, FIRST, C))
-        elif edge:
-            mbarrier.wait(gate[0], gate[1])  # a phase that is over: keeps ptxas from doing an edge's work in every tile
-            e = hidden(e, seen(leaves, rd, rv, stage, bounds, c, sv, rows, cols, zero, shared, FIRST, C))
+    e = C.fns.score(leaves, rd, rv, c, (), sv, F, I, rows, cols, n, k, zero, gl.float32)
+    if C.tested:
+        e = hidden(e, seen(leaves, rd, rv, stage, bounds, c, sv, rows, cols, zero, shared, FIRST, C))
+    elif edge:
+        mbarrier.wait(gate[0], gate[1])  # a phase that is over: keeps ptxas from doing an edge's work in every tile
+        e = hidden(e, seen(leaves, rd, rv, stage, bounds, c, sv, rows, cols, zero, shared, FIRST, C))
     return e
 
 
@@ -210,33 +197,27 @@ def apart(zero):
 
 
 @gluon.jit
-def weights(leaves, early, LATE: gl.constexpr, r0, stage, vectors, bounds, c, sv, cols, edge, shared, gate, layout: gl.constexpr, C: gl.constexpr):
-    """The expressions of a tile in 16 bits, [KW, M]: those that need the first product only, or with LATE the others."""
+def weights(parts, known, r0, stage, vectors, bounds, c, sv, cols, edge, shared, gate, layout: gl.constexpr, C: gl.constexpr):
+    """The expressions of a tile [KW, M] in 16 bits, strip after strip; `known` of the first one, of each other one before the last is made."""
     COUNT: gl.constexpr = C.strips
     LEN: gl.constexpr = C.m // COUNT
-    dtype: gl.constexpr = C.dtype
     one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    parts = ()
-    for a in gl.static_range(len(leaves)):
-        parts = parts + (strips(leaves[a], COUNT),)
-    given = ()
-    for a in gl.static_range(len(early)):
-        given = given + (strips(early[a], COUNT),)
     made = ()
     for b in gl.static_range(COUNT):
         leaf = ()
         for a in gl.static_range(len(parts)):
             leaf = leaf + (parts[a][b],)
-        known = ()
-        for a in gl.static_range(len(given)):
-            known = known + (widen(given[a][b]),)
-        e = expressions(leaf, known, LATE, r0, stage, vectors, bounds, c, sv, cols, edge, shared, gate, b * LEN, C)
+        following = known
+        if b + 1 < COUNT:
+            following = staged(vectors, stage, (b + 1) * LEN, LEN, gl.SliceLayout(1, leaf[0].type.layout), C)
+        e = expressions(leaf, known, r0, stage, bounds, c, sv, cols, edge, shared, gate, b * LEN, C)
         narrowed = ()
         for j in gl.static_range(len(e)):
-            narrowed = narrowed + (narrow(e[j].permute((1, 0)), dtype),)
+            narrowed = narrowed + (narrow(e[j].permute((1, 0)), C.dtype),)
         made = made + (narrowed,)
         if b + 1 < COUNT:
             apart(gl.full([128], 0, gl.int32, layout=one))
+        known = following
     joined = ()
     for j in gl.static_range(len(made[0])):
         of = ()
@@ -284,7 +265,7 @@ def fold_columns(buffers, barriers, ranges, cols_in, shared, work, out, WG: gl.c
     done = 0
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        c0, entry, where, t0, t1, w0, w1, first, end = work_item(item, ranges, shared, work, C)
+        c0, entry, where, t0, t1, w0, w1, first, end, blind = work_item(item, ranges, shared, work, C)
         j = c0 + WG * KW + gl.arange(0, KW, layout=cline)
         acc_y = gl.full([KW, C.bd], 0, gl.float32, layout=ymma)
         acc_w = gl.full([KW, C.bdv], 0, gl.float32, layout=wmma)
@@ -295,35 +276,35 @@ def fold_columns(buffers, barriers, ranges, cols_in, shared, work, out, WG: gl.c
             inside = coordinates(within, summed, C.summed)
             sv = load_scalars(sd, batch_offsets(sds, C.scalars, 0, where, inside, C.kept, C.summed), C.scalars, SCALARS, gl.float32)
             c = load_vectors(cd, batch_offsets(cds, C.cols, 1, where, inside, C.kept, C.summed), cds, j, k, C.cols, COLS, gl.float32, True)
-            for r in range(t0, t1):
-                t = row_tile(r, t0, t1, c0, tiles, C)
-                i = count + r - t0
+            for t in range(t0, t1):
+                i = count + t - t0
                 stage = i % C.stages
                 phase = i // C.stages & 1
                 edge = (t < w0) | (t >= w1)
                 x = x_s.index(stage)
                 g = g_s.index(stage)
-                gate = (y_full, done & 1)
                 mbarrier.wait(x_full.index(stage), phase)
-                without_blind(x, stage, bounds, edge, C)
+                if C.mask:
+                    if edge & blind:
+                        without_blind(x, stage, bounds)
+                        if C.leaves == 2:
+                            mbarrier.wait(g_full.index(stage), phase)
+                            without_blind(g, stage, bounds)
+                        fence_async_shared()
                 s = warpgroup_mma(y, x.permute((1, 0)), szero, use_acc=False, is_async=True)
                 if C.leaves == 2:
                     mbarrier.wait(g_full.index(stage), phase)
-                    without_blind(g, stage, bounds, edge, C)
                     q = warpgroup_mma(w, g.permute((1, 0)), szero, use_acc=False, is_async=True)
-                    s = warpgroup_mma_wait(1, deps=(s,))
+                known = staged(vectors, stage, 0, C.m // C.strips, gl.SliceLayout(1, strips(szero, C.strips)[0].type.layout), C)
+                if C.leaves == 2:
+                    s, q = warpgroup_mma_wait(0, deps=(s, q))
+                    parts = (strips(s, C.strips), strips(q, C.strips))
                 else:
                     s = warpgroup_mma_wait(0, deps=(s,))
-                e = weights((s,), (), False, t * C.m, stage, vectors, bounds, c, sv, j, edge, shared, gate, smma, C)
-                if C.leaves == 2:
-                    if C.g_sum >= 0 and C.g_sum < len(e):
-                        acc_w = warpgroup_mma(gl.convert_layout(e[C.g_sum], wdot), g, acc_w, is_async=True)
-                        q = warpgroup_mma_wait(1, deps=(q,))
-                    else:
-                        q = warpgroup_mma_wait(0, deps=(q,))
-                    e = e + weights((s, q), e, True, t * C.m, stage, vectors, bounds, c, sv, j, edge, shared, gate, smma, C)
-                    if C.g_sum >= 0 and C.g_sum >= C.early:
-                        acc_w = warpgroup_mma(gl.convert_layout(e[C.g_sum], wdot), g, acc_w, is_async=True)
+                    parts = (strips(s, C.strips),)
+                e = weights(parts, known, t * C.m, stage, vectors, bounds, c, sv, j, edge, shared, (y_full, done & 1), smma, C)
+                if C.g_sum >= 0:
+                    acc_w = warpgroup_mma(gl.convert_layout(e[C.g_sum], wdot), g, acc_w, is_async=True)
                 if C.row_sum >= 0:
                     buffer = i % C.exchanges
                     turn = i // C.exchanges & 1
@@ -331,9 +312,6 @@ def fold_columns(buffers, barriers, ranges, cols_in, shared, work, out, WG: gl.c
                     e_s.index(buffer).slice(WG * KW, KW, dim=0).store(e[C.row_sum])
                     fence_async_shared()
                     mbarrier.arrive(e_full.index(buffer), count=1)
-                if C.leaves == 2:
-                    acc_w = warpgroup_mma_wait(0, deps=(acc_w,))
-                    mbarrier.arrive(g_empty.index(stage), count=1)
                 if C.x_sum >= 0:
                     acc_y = warpgroup_mma(gl.convert_layout(e[C.x_sum], ydot), x, acc_y, is_async=True)
                 if C.row_sum >= 0:
@@ -343,6 +321,9 @@ def fold_columns(buffers, barriers, ranges, cols_in, shared, work, out, WG: gl.c
                         o = warpgroup_mma(both.permute((1, 0)), o_y.slice(WG * OD, OD, dim=1), ozero, use_acc=False, is_async=True)
                     else:
                         o = warpgroup_mma(both.slice(WG * 64, 64, dim=1).permute((1, 0)), o_y, ozero, use_acc=False, is_async=True)
+                    if C.leaves == 2:
+                        acc_w = warpgroup_mma_wait(2 if C.x_sum >= 0 else 1, deps=(acc_w,))
+                        mbarrier.arrive(g_empty.index(stage), count=1)
                     acc_y = warpgroup_mma_wait(1, deps=(acc_y,))
                     mbarrier.arrive(x_empty.index(stage), count=1)
                     o = warpgroup_mma_wait(0, deps=(o,))
@@ -352,7 +333,9 @@ def fold_columns(buffers, barriers, ranges, cols_in, shared, work, out, WG: gl.c
                     fence_async_shared()
                     mbarrier.arrive(o_full.index(WG), count=1)
                 else:
-                    acc_y = warpgroup_mma_wait(0, deps=(acc_y,))
+                    acc_w, acc_y = warpgroup_mma_wait(0, deps=(acc_w, acc_y))
+                    if C.leaves == 2:
+                        mbarrier.arrive(g_empty.index(stage), count=1)
                     mbarrier.arrive(x_empty.index(stage), count=1)
             count += gl.maximum(t1 - t0, 0)
         mbarrier.arrive(y_empty, count=1)
@@ -382,7 +365,7 @@ def load_all(x_d, g_d, y_d, w_d, buffers, barriers, ranges, rows_in, shared, wor
     done = 0
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        c0, entry, where, t0, t1, w0, w1, first, end = work_item(item, ranges, shared, work, C)
+        c0, entry, where, t0, t1, w0, w1, first, end, blind = work_item(item, ranges, shared, work, C)
         zeros = coordinates(inner * 0, summed, C.summed) + where
         mbarrier.wait(y_empty, done & 1 ^ 1)
         if C.leaves == 2:
@@ -396,9 +379,8 @@ def load_all(x_d, g_d, y_d, w_d, buffers, barriers, ranges, rows_in, shared, wor
             at = inside + where
             sv = load_scalars(sd, batch_offsets(sds, C.scalars, 0, where, inside, C.kept, C.summed), C.scalars, SCALARS, gl.float32)
             r_off = batch_offsets(rds, C.rows, 1, where, inside, C.kept, C.summed)
-            for r in range(t0, t1):
-                t = row_tile(r, t0, t1, c0, tiles, C)
-                i = count + r - t0
+            for t in range(t0, t1):
+                i = count + t - t0
                 stage = i % C.stages
                 free = i // C.stages & 1 ^ 1
                 rows = t * C.m + gl.arange(0, C.m, layout=line)
@@ -433,12 +415,11 @@ def add_rows(o_d, buffers, barriers, ranges, shared, work, C: gl.constexpr):
     OD: gl.constexpr = C.o_dims
     count = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        c0, entry, where, t0, t1, w0, w1, first, end = work_item(item, ranges, shared, work, C)
+        c0, entry, where, t0, t1, w0, w1, first, end, blind = work_item(item, ranges, shared, work, C)
         for within in range(inner):
             at = coordinates(within, summed, C.summed) + where
-            for r in range(t0, t1):
-                t = row_tile(r, t0, t1, c0, tiles, C)
-                i = count + r - t0
+            for t in range(t0, t1):
+                i = count + t - t0
                 for group in gl.static_range(2):
                     if C.m == 64:
                         to = batch_place(at, OD, t * C.m, len(OD) + 1) + (t * 0 + group * (C.bdo // 2),)

@@ -38,8 +38,6 @@ class Config(Constants):
     exchanges: int
     strips: int  # parts of a tile's rows whose expressions are made one after another
     leaves: int
-    rotate: bool
-    early: int  # how many expressions need the first product only; they come first
     dtype: Any
     mask: bool
     tested: bool
@@ -71,8 +69,6 @@ class Tiles:
     stages: int
     exchanges: int
     strips: int
-    rotate: bool
-    together: bool
     reason: str = ""
 
     def __str__(self) -> str:
@@ -133,7 +129,7 @@ def tiles(d: int, dv: int, vectors: int, row_sum: int, source: generate.Source, 
     held = scores * (1 + (dv > 0)) + (bd + bdv) // 2
     if held > 200 or (bd > 128 and bdv):
         return None
-    chosen = Tiles(m, 0, 2 if m == 64 else 1, 4, False, False)
+    chosen = Tiles(m, 0, 2 if m == 64 else 1, 4)
     t = replace(chosen, **{k: v for k, v in select.forced() if hasattr(chosen, k)})
     fixed = COLUMNS * (bd + bdv) * 2 + BARRIERS
     if row_sum:
@@ -175,7 +171,7 @@ class Launch:
         seen = None
         if self.ranges is not None:
             kernel, grid, tail = self.ranges
-            seen = torch.empty(6 * grid, dtype=torch.int32, device=device)
+            seen = torch.empty(8 * grid, dtype=torch.int32, device=device)
             kernel(grid, device, (seen, *given[:2], *given[4:], *tail))
         self.kernel(self.grid, device, (*args, seen, *given, tuple(made), *self.tail))
         for o, t in zip(self.outputs, made, strict=True):
@@ -198,7 +194,7 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
     scores = Program(program.operands, tuple(Output("sum", e) for e in expressions), program.mask)
     part, numbers = scores.prune()
     tensors = [operands[i] for i in numbers]
-    source = generate.source_of(part, False, "both")
+    source = generate.source_of(part, False)
     groups = {"x": source.x, "y": source.y, "row": source.row, "col": source.col, "scalar": source.scalar}
     every = [i for g in groups for i in groups[g]]
     if any(t.dtype == torch.float64 for t in tensors):
@@ -244,8 +240,6 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
     t = tiles(d, dv, vectors, d_rows, source, limits)
     if t is None:
         return None
-    if t.together:
-        source = generate.source_of(part, False, "together")
     bd, bdv = select.block(d), select.block(dv) if dv else 16
     width = select.block(d_rows) if d_rows else 16
     every_size = (*kept, *summed)
@@ -275,14 +269,13 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
             block,
             layout,
         )
-    order = [*source.early, *(i for i in range(len(expressions)) if i not in source.early)]
-    index = {expressions[i]: at for at, i in enumerate(order)}
+    index = {e: i for i, e in enumerate(expressions)}
     at_of = lambda j: -1 if j is None else index[program.outputs[j].expr]
     by_x, by_g, by_row = at_of(choice.by_x), at_of(choice.by_g), at_of(choice.by_row)
     unit = lambda g, s: int(g != "scalar" and s[0] == 1)
     types = {g: tuple((source.types[i], unit(g, full[i])) for i in groups[g]) for g in ("row", "col", "scalar")}
     config = Config(
-        generate.load(source.text), t.m, bd, bdv, width, d, dv, t.stages, t.exchanges, t.strips, len(x), t.rotate, len(source.early), LONG[tensors[x[0]].dtype], source.mask == 1, source.tested, len(kept),
+        generate.load(source.text), t.m, bd, bdv, width, d, dv, t.stages, t.exchanges, t.strips, len(x), LONG[tensors[x[0]].dtype], source.mask == 1, source.tested, len(kept),
         len(summed), by_x, by_g, by_row, source_of_rows, x_dims, g_dims, y_dims, w_dims, o_dims, len(source.row), types["row"],
         kinds + source.row_values, len(source.col), types["col"], len(source.scalar), types["scalar"],
     )  # fmt: skip
@@ -309,11 +302,10 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
     count, inner, col_tiles = math.prod(kept), math.prod(summed), math.ceil(k / COLUMNS)
     section = max(1, min(count, L2 // max(1, n * inner * ((bd + bdv) * 2 + d_rows * 4))))
     items = col_tiles * count
-    units = tuple(source.unit[i] for i in order)
     tail = (
         source.floats,
         source.ints,
-        units,
+        source.unit,
         n,
         k,
         kept,
@@ -349,9 +341,14 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
         added = (places[choice.by_row][0], shape, kind, o_d)
         size = math.prod(shape)
         kernel = kernel_of(
-            (), Kernel, passes.finish_kernel, [pointer(kind), "*fp32", "fp32", "i64"], {(0,): 16, (1,): 16}, (FINISHED,)
+            (),
+            Kernel,
+            passes.finish_kernel,
+            [pointer(kind), "*fp32", "fp32", "i64"],
+            {(0,): 16, (1,): 16, (3,): 8},
+            (FINISHED,),
         )
-        finish = kernel, math.ceil(size / FINISHED), (units[by_row], size)
+        finish = kernel, math.ceil(size / FINISHED), (source.unit[by_row], size)
     pointers = tuple((tuple(numbers[i] for i in groups[g]), strides[g]) for g in vectors_of)
     made = kernel_of(config, GluonKernel, columns.columns_kernel, signature, marks, (config,))
     return Launch(

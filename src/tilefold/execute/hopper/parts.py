@@ -53,17 +53,6 @@ def narrow(p, dtype: gl.constexpr):
 
 
 @gluon.jit
-def widen(h):
-    """16 bits to float32 in pairs."""
-    if h.dtype == gl.bfloat16:
-        p = gl.inline_asm_elementwise("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [h], dtype=gl.float32, is_pure=True, pack=2)
-    else:
-        asm: gl.constexpr = "{ .reg .f16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }"
-        p = gl.inline_asm_elementwise(asm, "=r,=r,r", [h], dtype=gl.float32, is_pure=True, pack=2)
-    return p
-
-
-@gluon.jit
 def lanes(s, STRETCHES: gl.constexpr):
     """[BM, BK] in the layout of a WGMMA -> [BM * 4 STRETCHES, BK / 4 STRETCHES]: a row is what a lane holds of a stretch of a row.
 

@@ -75,7 +75,6 @@ class Source:
     loop: str  # whose own functions of a fold it takes
     row_values: tuple[int, ...]  # types of what row_part gives: 0 float, 1 integer, 2 boolean, 3 integer of 64 bits
     row_read: tuple[int, ...]  # positions in row of what is read per score
-    early: tuple[int, ...]  # outputs that need the first product only; the loop "both" makes them first
 
 
 def jit_names(fold: folds.Fold, loop: str = "") -> dict[str, str]:
@@ -388,16 +387,6 @@ class _Generator:
             self._bounds(),
             _function("score", arguments, [*tile.lines, f"    return {_tuple(scores)}"]),
         ]
-        early = self._early(roots) if self.loop == "both" else ()
-        if self.loop in ("both", "together"):
-            w = _Writer(self, "tile", given)
-            first = [self._full(w, roots[j]) for j in early]
-            parts.append(_function("early", arguments, [*w.lines, f"    return {_tuple(first) if first else '()'}"]))
-            w = _Writer(self, "tile", given | {roots[j]: f"early[{i}]" for i, j in enumerate(early)})
-            rest = [self._full(w, e) for j, e in enumerate(roots) if j not in early]
-            parts.append(
-                _function("late", f"early, {arguments}", [*w.lines, f"    return {_tuple(rest) if rest else '()'}"])
-            )
         w = _Writer(self, "tile", given)
         seen = "True" if test is None else w._as(test, "bool")
         parts.append(_function("test", arguments, [*w.lines, f"    return ({seen}) & (zero == 0)"]))
@@ -419,16 +408,8 @@ class _Generator:
         return Source(
             header + body + "\n", tuple(self.floats), tuple(self.ints), tuple(units), g["x"], g["y"], g["row"], g["col"], g["tile"], g["scalar"],
             self.types, tuple(self.leaves), tuple(payloads), tuple(results), tuple(states), tuple(float(f.fill) for f in self.folds),
-            mask, registers, lists, test is not None, _count(wanted), self.loop, codes, direct, early,
+            mask, registers, lists, test is not None, _count(wanted), self.loop, codes, direct,
         )  # fmt: skip
-
-    def _early(self, roots: list[Expr]) -> tuple[int, ...]:
-        first = self.leaves[:1]
-        return tuple(
-            j
-            for j, e in enumerate(roots)
-            if all(self.leaves[self.leaf(n)] in first for n in walk(e) if isinstance(n, Leaf))
-        )
 
     def _full(self, w: _Writer, root: Expr) -> str:
         text = w._as(root, "float")
@@ -570,7 +551,7 @@ def source_of(program: Program, inline: bool, loop: str = "quick", precise: bool
     """The source of a Program whose outputs all have axis "row", or all "tile".
 
     inline    float64: numbers are written out
-    loop      the loop's own functions of a fold, if it has some: "quick" or "specialised"; "both": those of sums along both axes
+    loop      the loop's own functions of a fold, if it has some: "quick" or "specialised"
     precise   float32 operands: exponents are rounded as torch rounds them
     """
     return _Generator(program, inline, loop, precise).build()
