@@ -404,7 +404,7 @@ def test_rows_far_apart(odd: int, device: torch.device) -> None:
     x.copy_(values)
     assert not ON_GPU or x.stride(0) * (n - 1) > 2**31
     y = randn(999, 64, device=device, dtype=BF16)
-    # an odd stride leaves the portable loop, and bits are compared
+    # only the portable loop takes an odd stride, and bits are compared
     with select.using(**({"loop": "portable"} if odd % 8 else {})):
         same(tf.scores(x, y).logsumexp(-1), tf.scores(values, y).logsumexp(-1))
         same(tf.scores(y, x).argmax(-1), tf.scores(y, values).argmax(-1))
