@@ -12,12 +12,14 @@ import bad_kernels
 import compile_cases
 import compile_leg as leg
 import pytest
+import torch
 from compile_cases import CASES, PAIRS, Case
 from marks import miscompiled
 from triton.compiler import ASTSource
 
 from tilefold import folds
 from tilefold.execute import select
+from tilefold.execute import triton as loops
 from tilefold.execute.triton import generate
 from tilefold.program import Leaf, Output
 
@@ -200,3 +202,18 @@ tt.func public @f() {
 )
 def test_marks_are_found_through_a_loop(operation: str, refused: bool) -> None:
     assert bool(miscompiled(CARRIED.replace("OPERATION", operation))) is refused
+
+
+def _modules(call: leg.Call, **forced: bool) -> set[str]:
+    with leg.on(leg.TARGETS["sm_90"], False), select.using(**forced):
+        launches, _ = loops._launches(call.program, call.operands, call.batch, call.n, call.k, call.dtypes)
+    return {type(launch).__module__ for launch in launches}
+
+
+def test_a_fixed_order_takes_the_portable_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, gradient = leg.record(compile_cases.attention(128, causal=True, backward=True))
+    one_pass = {"tilefold.execute.hopper.columns_plan"}
+    assert _modules(gradient) == one_pass
+    assert not _modules(gradient, ordered=True) & one_pass
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not _modules(gradient) & one_pass

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from helpers import assert_same, both
 
 from tilefold import folds
+from tilefold.folds import argmax_jit
 from tilefold.program import Const, Data, Index, Leaf, Mask, Output, Program, op
 
 SMALL = {"bn": 16, "bk": 16}
@@ -166,3 +169,20 @@ def test_long_lists():
     for k, n in ((40, 100), (64, 50)):
         run("topk", (("k", k),), 9, n, 4, whole=True)
     run("bottomk", (("k", 33),), 9, 70, 4, mask=Mask("row", None, Index("row") * 5), whole=True)
+
+
+@triton.jit
+def best_of_few_kernel(s, out, best, ROWS: tl.constexpr, COLS: tl.constexpr):
+    at = tl.arange(0, ROWS)[:, None] * COLS + tl.arange(0, COLS)[None, :]
+    value, place = argmax_jit.best_of_few(tl.load(s + at), tl.arange(0, COLS)[None, :] + tl.zeros([ROWS, 1], tl.int32))
+    tl.store(best + tl.arange(0, ROWS), value)
+    tl.store(out + tl.arange(0, ROWS), place)
+
+
+@pytest.mark.parametrize("columns", [8, 16, 32])
+def test_ties_in_the_hand_of_a_thread_go_to_the_lowest_place(columns):
+    s = torch.randint(0, 4, (64, columns)).float()
+    out, best = torch.empty(64, dtype=torch.int32), torch.empty(64)
+    best_of_few_kernel[(1,)](s, out, best, 64, columns)
+    assert torch.equal(best, s.amax(-1))
+    assert torch.equal(out.long(), (s == best[:, None]).int().argmax(-1))

@@ -88,18 +88,22 @@ def better_anywhere(a, i, b, j):
 
 
 @triton.jit
+def best_of_few(s, place):
+    """Each row's largest value and the lowest of its places, of rows in the hand of one thread; NaN without its place."""
+    for _ in tl.static_range(2):
+        a, b = split_pairs(s)
+        i_a, i_b = split_pairs(place)
+        s, place = better(a, i_a, b, i_b)
+    return tl.reduce((s, place), 1, better_anywhere)
+
+
+@triton.jit
 def step_strips(
     state, s, cols, first, visible, unit
 ):  # s [R, C], cols [R, C] ascending from first [R]; i twice the column
     m, i = state
     if visible is None:
-        best = s
-        place = cols - first[:, None]
-        for _ in tl.static_range(2):
-            a, b = split_pairs(best)
-            i_a, i_b = split_pairs(place)
-            best, place = better(a, i_a, b, i_b)
-        best, place = tl.reduce((best, place), 1, better_anywhere)
+        best, place = best_of_few(s, cols - first[:, None])
         best = convert_layout(best, m.type.layout)
         place = convert_layout(place, m.type.layout)
         # a first NaN, or nothing yet but -inf: its column costs a comparison per score, and is looked for afterwards
