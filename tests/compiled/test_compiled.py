@@ -17,6 +17,7 @@ from compile_cases import CASES, PAIRS, Case
 from marks import miscompiled
 from triton.compiler import ASTSource
 
+from benchmarks import sweep
 from tilefold import folds
 from tilefold.execute import select
 from tilefold.execute import triton as loops
@@ -217,3 +218,18 @@ def test_a_fixed_order_takes_the_portable_loops(monkeypatch: pytest.MonkeyPatch)
     assert not _modules(gradient, ordered=True) & one_pass
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert not _modules(gradient) & one_pass
+
+
+@pytest.mark.parametrize("shape", sweep.SHAPES, ids=lambda s: s.name)
+def test_the_sweep_covers_what_selection_chooses(shape: sweep.Shape) -> None:
+    meta = torch.device("meta")
+    *_, call = leg.record(lambda: shape.make(meta, False)())
+
+    def kernel(forced: dict[str, Any]) -> Any:
+        with leg.on(leg.TARGETS["sm_90"], False), select.using(**forced):
+            launches, _ = loops._launches(call.program, call.operands, call.batch, call.n, call.k, call.dtypes)
+        return launches[0].kernel
+
+    chosen, portable, *others = map(kernel, shape.configurations())
+    assert any(k is chosen for k in others)
+    assert chosen is not portable
