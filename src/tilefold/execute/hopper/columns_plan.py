@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ...program import Data, Leaf, Mask, Output, Program, walk
+from ...program import Data, Expr, Leaf, Mask, Output, Program, walk
 from .. import select
 from ..triton import generate, plan
 from ..triton.launch import Kernel, number_types, operand_types, pointer
@@ -121,7 +121,7 @@ def choose(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...])
                   by_row[0] if by_row else None, patterns[0])  # fmt: skip
 
 
-def tiles(d: int, dv: int, vectors: int, row_sum: int, source: generate.Source, limits: select.Limits) -> Tiles | None:
+def tiles(d: int, dv: int, vectors: int, row_sum: int, limits: select.Limits) -> Tiles | None:
     """The tiles of D features of the first product and Dv of the second (0: there is none), or None where they do not fit."""
     bd, bdv = select.block(d), select.block(dv) if dv else 0
     m = 64 if max(bd, bdv) > 64 else 128
@@ -142,6 +142,9 @@ def tiles(d: int, dv: int, vectors: int, row_sum: int, source: generate.Source, 
     return replace(t, stages=stages, reason=f"{(fixed + stages * stage) >> 10} of {limits.shared >> 10} KiB shared")
 
 
+Small = tuple[Kernel, int, tuple[Any, ...]]  # a pass before or after: its blocks, and what follows the pointers
+
+
 @dataclass
 class Launch:
     """Everything of one launch but the pointers."""
@@ -150,8 +153,8 @@ class Launch:
     grid: int
     described: tuple[Any, ...]  # of x, g, y, w: operand, sizes, strides, tile, layout; or None
     added: tuple[int, tuple[int, ...], torch.dtype, Any] | None  # the sum per row: place, shape, type, descriptor
-    finish: tuple[Kernel, int, tuple[Any, ...]] | None  # of the sum per row
-    ranges: tuple[Kernel, int, tuple[Any, ...]] | None
+    finish: Small | None  # of the sum per row
+    ranges: Small | None
     pointers: tuple[tuple[tuple[int, ...], Any], ...]  # of row, column and scalar operands: numbers, strides
     tail: tuple[Any, ...]
     outputs: tuple[tuple[int, tuple[int, ...], torch.dtype] | None, ...]  # the sums with X and with G
@@ -187,173 +190,179 @@ class Launch:
         return f"{self.tiles}; {self.grid} blocks"
 
 
-def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int,
-           places: Sequence[Sequence[int]], shapes: Sequence[Any], limits: select.Limits) -> Launch | None:  # fmt: skip
-    """Plans the sums that `choose` found; None where operands or tiles do not fit the loop."""
-    expressions = list(dict.fromkeys(program.outputs[j].expr for j in choice.outputs))
+VECTORS = ("row", "col", "scalar")
+
+
+@dataclass(frozen=True)
+class Laid:
+    """How the operands of the expressions lie: sizes of the batch dimensions, and strides."""
+
+    part: Program
+    numbers: tuple[int, ...]  # of its operands among all
+    tensors: list[Tensor]
+    source: generate.Source
+    kept: tuple[int, ...]  # sizes of batch dimensions
+    summed: tuple[int, ...]
+    strides: dict[int, tuple[int, ...]]  # of an operand: own ones, then those of the kept and of the summed dimensions
+    added: tuple[int, ...]  # of the sum per row along all of these, in units of N x D
+
+    @property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        return {"row": self.source.row, "col": self.source.col, "scalar": self.source.scalar}
+
+    def pairs(self) -> tuple[list[int], list[int]]:
+        """The operands that are multiplied: rows, columns."""
+        leaves = self.source.leaves
+        return [self.source.x[a] for a, _ in leaves], [self.source.y[b] for _, b in leaves]
+
+    def types(self, group: str) -> tuple[tuple[int, int], ...]:
+        """Of each operand its type, and whether its numbers lie side by side."""
+        unit = lambda i: int(group != "scalar" and self.strides[i][0] == 1)
+        return tuple((self.source.types[i], unit(i)) for i in self.groups[group])
+
+    def arguments(self, groups: Sequence[str]) -> list[Any]:
+        """The types of the arguments that these groups are."""
+        return operand_types(
+            [[self.tensors[i] for i in self.groups[g]] for g in groups],
+            [[self.strides[i] for i in self.groups[g]] for g in groups],
+        )
+
+
+def lay(program: Program, expressions: Sequence[Expr], operands: Sequence[Tensor], batch: tuple[int, ...],
+        summed: tuple[int, ...]) -> Laid:  # fmt: skip
     scores = Program(program.operands, tuple(Output("sum", e) for e in expressions), program.mask)
     part, numbers = scores.prune()
     tensors = [operands[i] for i in numbers]
     source = generate.source_of(part, False)
-    groups = {"x": source.x, "y": source.y, "row": source.row, "col": source.col, "scalar": source.scalar}
-    every = [i for g in groups for i in groups[g]]
-    if any(t.dtype == torch.float64 for t in tensors):
-        return None
-    rows_batch = plan.batch_strides(
-        torch.empty((*batch, 1, 1), device="meta"), batch
-    )  # of the sum per row, in units of N x D
-    lead = [*(plan.batch_strides(tensors[i], batch) for i in every), rows_batch]
-    dims = [d for d in range(len(batch)) if d not in choice.summed]
-    kept, kept_strides = plan.collapse(dims, batch, lead)
-    summed, summed_strides = plan.collapse(choice.summed, batch, lead)
-    if len(kept) + len(summed) > 3:
-        return None
-    place = {i: at for at, i in enumerate(every)}
-    own = {i: plan._strides_of(part.operands[i], tensors[i], False) for i in every}
-    full = {i: (*own[i], *kept_strides[place[i]], *summed_strides[place[i]]) for i in every}
-    strides = {g: tuple(full[i] for i in members) for g, members in groups.items()}
-    x = [source.x[a] for a, _ in source.leaves]
-    y = [source.y[b] for _, b in source.leaves]
+    every = [*source.x, *source.y, *source.row, *source.col, *source.scalar]
+    rows = plan.batch_strides(torch.empty((*batch, 1, 1), device="meta"), batch)
+    lead = [*(plan.batch_strides(tensors[i], batch) for i in every), rows]
+    dims = [d for d in range(len(batch)) if d not in summed]
+    (kept, kept_strides), (inner, inner_strides) = plan.collapse(dims, batch, lead), plan.collapse(summed, batch, lead)
+    own = [plan._strides_of(part.operands[i], tensors[i], False) for i in every]
+    along = [(*a, *b) for a, b in zip(kept_strides, inner_strides, strict=True)]
+    strides = {i: (*s, *more) for i, s, more in zip(every, own, along, strict=False)}
+    return Laid(part, numbers, tensors, source, kept, inner, strides, along[-1])
+
+
+def fits(laid: Laid) -> bool:
+    """Whether the loop reads operands of these types and strides."""
+    x, y = laid.pairs()
+    source, lead = laid.source, len(laid.kept)
+    if lead + len(laid.summed) > 3 or any(t.dtype == torch.float64 for t in laid.tensors):
+        return False
     for i in (*x, *y):
-        t = tensors[i]
-        size = t.element_size()
-        aligned = (
-            all(s * size % 16 == 0 for s in (own[i][0], *full[i][2:])) and own[i][1] == 1 and t.data_ptr() % 16 == 0
-        )
-        if t.dtype not in LONG or t.dtype != tensors[x[0]].dtype or not aligned or t.shape[-1] < 8:
-            return None
-    if any(any(full[i][2 + len(kept) :]) for i in y):
+        t, own = laid.tensors[i], laid.strides[i]
+        whole = all(s * t.element_size() % 16 == 0 for s in (own[0], *own[2:])) and t.data_ptr() % 16 == 0
+        if t.dtype not in LONG or t.dtype != laid.tensors[x[0]].dtype or not whole or own[1] != 1 or t.shape[-1] < 8:
+            return False
+    mask = laid.part.mask or Mask()
+    bounds = [e for e in (mask.lo, mask.hi) if e is not None]
+    intervals = {e.operand for e in walk(*bounds) if isinstance(e, Data)}
+    first = dict.fromkeys(y, 2 + lead) | {i: int(laid.part.operands[i] == "row") + lead for i in intervals}
+    if any(any(laid.strides[i][at:]) for i, at in first.items()):
+        return False  # columns or intervals that differ along dimensions that are summed
+    integers = any(source.types[source.row[e]] == 1 for e in source.row_read)
+    return not integers and 3 not in source.row_values
+
+
+def described(laid: Laid, i: int, length: int, tile: tuple[int, int]) -> tuple[tuple[int, ...], Any]:
+    """The batch dimensions that an operand has, and what its descriptor is made of."""
+    sizes, own = (*laid.kept, *laid.summed), laid.strides[i]
+    at = tuple(j for j in range(len(sizes)) if own[2 + j] != 0)
+    block = (*(1 for _ in at), *tile)
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), LONG[laid.tensors[i].dtype])
+    size = (*(sizes[j] for j in at), length, laid.tensors[i].shape[-1])
+    return at, (laid.numbers[i], size, (*(own[2 + j] for j in at), own[0], 1), block, layout)
+
+
+def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int,
+           places: Sequence[Sequence[int]], shapes: Sequence[Any], limits: select.Limits) -> Launch | None:  # fmt: skip
+    """Plans the sums that `choose` found; None where operands or tiles do not fit the loop."""
+    expressions = list(dict.fromkeys(program.outputs[j].expr for j in choice.outputs))
+    laid = lay(program, expressions, operands, batch, choice.summed)
+    if not fits(laid):
         return None
-    mask = part.mask or Mask()
-    intervals = {e.operand for e in walk(*(e for e in (mask.lo, mask.hi) if e is not None)) if isinstance(e, Data)}
-    own_dims = {"row": 1, "scalar": 0}
-    if any(any(full[i][own_dims[part.operands[i]] + len(kept) :]) for i in intervals):
-        return None  # intervals that differ along dimensions that are summed
-    kinds = tuple(source.types[i] if e in source.row_read else -1 for e, i in enumerate(source.row))
-    if 1 in kinds or 3 in source.row_values:
-        return None
-    d, dv = tensors[x[0]].shape[-1], tensors[x[1]].shape[-1] if len(x) > 1 else 0
+    source, kept, summed = laid.source, laid.kept, laid.summed
+    x, y = laid.pairs()
+    d, dv = laid.tensors[x[0]].shape[-1], laid.tensors[x[1]].shape[-1] if len(x) > 1 else 0
     row_output = None if choice.by_row is None else program.outputs[choice.by_row]
-    source_of_rows = 0 if row_output is None or numbers[y[0]] == row_output.payload else 1
-    d_rows = 0 if row_output is None else (d, dv)[source_of_rows]
-    vectors = sum(v >= 0 for v in kinds) + len(source.row_values) + 2 * (source.mask == 1)
-    t = tiles(d, dv, vectors, d_rows, source, limits)
+    summed_from = int(row_output is not None and laid.numbers[y[0]] != row_output.payload)
+    d_rows = 0 if row_output is None else (d, dv)[summed_from]
+    masked = source.mask == 1
+    kinds = tuple(source.types[i] if e in source.row_read else -1 for e, i in enumerate(source.row)) + source.row_values
+    t = tiles(d, dv, sum(kind >= 0 for kind in kinds) + 2 * masked, d_rows, limits)
     if t is None:
         return None
-    bd, bdv = select.block(d), select.block(dv) if dv else 16
-    width = select.block(d_rows) if d_rows else 16
-    every_size = (*kept, *summed)
-
-    def described(i: int, length: int, tile: tuple[int, int]) -> tuple[tuple[int, ...], Any]:
-        at = tuple(j for j in range(len(every_size)) if full[i][2 + j] != 0)
-        size = (*(every_size[j] for j in at), length, tensors[i].shape[-1])
-        stride = (*(full[i][2 + j] for j in at), own[i][0], 1)
-        block = (*(1 for _ in at), *tile)
-        layout = gl.NVMMASharedLayout.get_default_for(list(block), LONG[tensors[i].dtype])
-        return at, (numbers[i], size, stride, block, layout)
-
-    x_dims, x_d = described(x[0], n, (t.m, bd))
-    y_dims, y_d = described(y[0], k, (COLUMNS, bd))
-    g_dims, g_d = described(x[1], n, (t.m, bdv)) if dv else ((), None)
-    w_dims, w_d = described(y[1], k, (COLUMNS, bdv)) if dv else ((), None)
-    o_dims: tuple[int, ...] = ()
-    o_d: Any = None
+    bd, bdv, width = select.block(d), select.block(dv) if dv else 16, select.block(d_rows) if d_rows else 16
+    x_dims, x_d = described(laid, x[0], n, (t.m, bd))
+    y_dims, y_d = described(laid, y[0], k, (COLUMNS, bd))
+    g_dims, g_d = described(laid, x[1], n, (t.m, bdv)) if dv else ((), None)
+    w_dims, w_d = described(laid, y[1], k, (COLUMNS, bdv)) if dv else ((), None)
+    o_dims, o_d = tuple(range(len(kept) + len(summed))) if row_output is not None else (), None
     if row_output is not None:
-        unit_strides = (*kept_strides[-1], *summed_strides[-1])
-        o_dims = tuple(j for j in range(len(every_size)) if every_size[j] != 1)
         block = (*(1 for _ in o_dims), 64, width // 2 if t.m == 64 else width)
         layout = gl.NVMMASharedLayout.get_default_for(list(block), gl.float32)
-        o_d = (
-            (*(every_size[j] for j in o_dims), n, d_rows),
-            (*(unit_strides[j] * n * d_rows for j in o_dims), d_rows, 1),
-            block,
-            layout,
-        )
-    index = {e: i for i, e in enumerate(expressions)}
-    at_of = lambda j: -1 if j is None else index[program.outputs[j].expr]
+        o_d = (*kept, *summed, n, d_rows), (*(s * n * d_rows for s in laid.added), d_rows, 1), block, layout
+    at_of = lambda j: -1 if j is None else expressions.index(program.outputs[j].expr)
     by_x, by_g, by_row = at_of(choice.by_x), at_of(choice.by_g), at_of(choice.by_row)
-    unit = lambda g, s: int(g != "scalar" and s[0] == 1)
-    types = {g: tuple((source.types[i], unit(g, full[i])) for i in groups[g]) for g in ("row", "col", "scalar")}
+    dtype = laid.tensors[x[0]].dtype
     config = Config(
-        generate.load(source.text), t.m, bd, bdv, width, d, dv, t.stages, t.exchanges, t.strips, len(x), LONG[tensors[x[0]].dtype], source.mask == 1, source.tested, len(kept),
-        len(summed), by_x, by_g, by_row, source_of_rows, x_dims, g_dims, y_dims, w_dims, o_dims, len(source.row), types["row"],
-        kinds + source.row_values, len(source.col), types["col"], len(source.scalar), types["scalar"],
+        generate.load(source.text), t.m, bd, bdv, width, d, dv, t.stages, t.exchanges, t.strips, len(x), LONG[dtype], masked, source.tested,
+        len(kept), len(summed), by_x, by_g, by_row, summed_from, x_dims, g_dims, y_dims, w_dims, o_dims, len(source.row), laid.types("row"),
+        kinds, len(source.col), laid.types("col"), len(source.scalar), laid.types("scalar"),
     )  # fmt: skip
     outs = tuple(None if j is None else (places[j][0], *shapes[j][0]) for j in (choice.by_x, choice.by_g))
     tensor = lambda dtype, d: f"tensordesc<{pointer(dtype)[1:]}{list(d[-2])},{d[-1]!r}>" if d else "constexpr"
-    dtype = tensors[x[0]].dtype
     signature: list[Any] = [tensor(dtype, item) for item in (x_d, g_d, y_d, w_d)] + [tensor(torch.float32, o_d)]
-    signature += ["*i32" if source.mask == 1 else "constexpr"]
-    vectors_of = ("row", "col", "scalar")
-    signature += operand_types([[tensors[i] for i in groups[g]] for g in vectors_of], [strides[g] for g in vectors_of])
-    signature += [
-        tuple("constexpr" if o is None else pointer(o[2]) for o in outs),
-        *number_types(source.floats, source.ints),
-    ]
-    marks = {(12, e): 16 for e, o in enumerate(outs) if o is not None}
-    signature += [
-        tuple("fp32" for _ in source.unit),
-        "i32",
-        "i32",
-        tuple("i32" for _ in kept),
-        tuple("i32" for _ in summed),
-        *["i32"] * 6,
-    ]
+    signature += ["*i32" if masked else "constexpr", *laid.arguments(VECTORS)]
+    marks = {(len(signature), e): 16 for e, o in enumerate(outs) if o is not None}
+    signature += [tuple("constexpr" if o is None else pointer(o[2]) for o in outs)]
+    signature += [*number_types(source.floats, source.ints), tuple("fp32" for _ in source.unit), "i32", "i32"]
+    signature += [tuple("i32" for _ in kept), tuple("i32" for _ in summed), *["i32"] * 6]
     count, inner, col_tiles = math.prod(kept), math.prod(summed), math.ceil(k / COLUMNS)
     section = max(1, min(count, L2 // max(1, n * inner * ((bd + bdv) * 2 + d_rows * 4))))
-    items = col_tiles * count
-    tail = (
-        source.floats,
-        source.ints,
-        source.unit,
-        n,
-        k,
-        kept,
-        summed,
-        items,
-        col_tiles,
-        count,
-        math.ceil(n / t.m),
-        section,
-        inner,
-    )
-    seen = None
-    if source.mask == 1:
-        row_scalar = ("row", "scalar")
-        kinds_of = [
-            "*i32",
-            *operand_types([[tensors[i] for i in groups[g]] for g in row_scalar], [strides[g] for g in row_scalar]),
-        ]
-        kinds_of += [*number_types(source.floats, source.ints), "i32", "i32", tuple("i32" for _ in kept), "i32"]
-        numbers_of = (len(source.row), types["row"], len(source.scalar), types["scalar"], len(kept), t.m, COLUMNS, SCAN)
-        kernel = kernel_of(
-            (source.text, numbers_of),
-            Kernel,
-            passes.ranges_kernel,
-            kinds_of,
-            {(0,): 16},
-            (config.fns.bounds, *numbers_of),
-        )
-        seen = kernel, items, (source.floats, source.ints, n, k, kept, col_tiles)
+    numbers = (source.floats, source.ints, source.unit, n, k, kept, summed)
+    tail = (*numbers, col_tiles * count, col_tiles, count, math.ceil(n / t.m), section, inner)
     added = finish = None
-    if row_output is not None:
+    if choice.by_row is not None:
         shape, kind = shapes[choice.by_row][0]
         added = (places[choice.by_row][0], shape, kind, o_d)
-        size = math.prod(shape)
-        kernel = kernel_of(
-            (),
-            Kernel,
-            passes.finish_kernel,
-            [pointer(kind), "*fp32", "fp32", "i64"],
-            {(0,): 16, (1,): 16, (3,): 8},
-            (FINISHED,),
-        )
-        finish = kernel, math.ceil(size / FINISHED), (source.unit[by_row], size)
-    pointers = tuple((tuple(numbers[i] for i in groups[g]), strides[g]) for g in vectors_of)
-    made = kernel_of(config, GluonKernel, columns.columns_kernel, signature, marks, (config,))
+        finish = finish_launch(kind, math.prod(shape), source.unit[by_row])
     return Launch(
-        made, min(items, limits.units), (x_d, g_d, y_d, w_d), added, finish, seen, pointers, tail, outs, t, source
+        kernel_of(config, GluonKernel, columns.columns_kernel, signature, marks, (config,)),
+        min(col_tiles * count, limits.units),
+        (x_d, g_d, y_d, w_d),
+        added,
+        finish,
+        ranges_launch(laid, config, n, k, col_tiles, count) if masked else None,
+        tuple(
+            (tuple(laid.numbers[i] for i in laid.groups[g]), tuple(laid.strides[i] for i in laid.groups[g]))
+            for g in VECTORS
+        ),
+        tail,
+        outs,
+        t,
+        source,
     )
+
+
+def ranges_launch(laid: Laid, config: Config, n: int, k: int, col_tiles: int, count: int) -> Small:
+    """Which rows see which columns, of an entry's intervals."""
+    source = laid.source
+    numbers = (config.rows, config.row_types, config.scalars, config.scalar_types, config.kept, config.m, COLUMNS, SCAN)
+    signature = ["*i32", *laid.arguments(("row", "scalar")), *number_types(source.floats, source.ints)]
+    signature += ["i32", "i32", tuple("i32" for _ in laid.kept), "i32"]
+    constants = (config.fns.bounds, *numbers)
+    kernel = kernel_of((source.text, numbers), Kernel, passes.ranges_kernel, signature, {(0,): 16}, constants)
+    return kernel, col_tiles * count, (source.floats, source.ints, n, k, laid.kept, col_tiles)
+
+
+def finish_launch(dtype: torch.dtype, size: int, factor: float) -> Small:
+    """The sums per row, times a factor, in their own type. Features are a multiple of 8, and so is `size`."""
+    signature = [pointer(dtype), "*fp32", "fp32", "i64"]
+    kernel = kernel_of((), Kernel, passes.finish_kernel, signature, {(0,): 16, (1,): 16, (3,): 8}, (FINISHED,))
+    return kernel, math.ceil(size / FINISHED), (factor, size)
 
 
 def kernel_of(
