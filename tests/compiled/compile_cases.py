@@ -76,6 +76,16 @@ def attention(
     return make
 
 
+def paged(d: int, size: int) -> Callable[[], Any]:
+    def make() -> None:
+        k, v = (tensor(4096, size, 8, d) for _ in range(2))
+        table = torch.empty(16, 32768 // size, dtype=torch.int32, device="meta")
+        options: Any = {"causal": "bottom_right", "mask": mask.lengths(integers(16)), "layout": "bshd"}
+        tf.attention(tensor(16, 1, 32, d), k, v, block_table=table, **options)
+
+    return make
+
+
 def folds(
     d: int,
     *every: tf.Fold,
@@ -191,6 +201,8 @@ CASES = (
         attention(64, sq=4, sk=65536, heads=24, kv=3, causal="bottom_right", mask=lambda: mask.lengths(integers(2))),
         ("sm_90", "sm_80"),
     ),
+    Case("attention D=128, pages of 16", paged(128, 16), ("sm_90", "sm_80", "gfx942")),
+    Case("attention D=128, pages of 256", paged(128, 256)),
     Case("attention D=64, float32", attention(64, dtype=F32)),
     Case("attention D=64, tf32", attention(64, dtype=F32, backward=True), tf32=True),
     Case("attention D=32, float64", attention(32, dtype=F64)),

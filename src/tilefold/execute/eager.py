@@ -142,13 +142,22 @@ class _Box:
     """A box of batch entries and the part of each operand that belongs to it.
 
     lead    the batch dimension of its tensors: () for one entry, else (count,), or (1,) in what all entries share
+    paged   operands whose first dimension counts pages; their part of an entry is [pages, size, D]
     """
 
     __slots__ = ("lead", "operands", "size", "start")
 
-    def __init__(self, operands: Sequence[Tensor], start: tuple[int, ...], size: tuple[int, ...]) -> None:
+    def __init__(
+        self, operands: Sequence[Tensor], start: tuple[int, ...], size: tuple[int, ...], paged: Sequence[int] = ()
+    ) -> None:
         self.start, self.size, self.lead = start, size, _lead(size)
-        self.operands = [self._part(t) for t in operands] if size else operands
+        part = [self._pages(t) if i in paged else self._part(t) for i, t in enumerate(operands)] if size else operands
+        self.operands: Sequence[Tensor] = part
+
+    def _pages(self, t: Tensor) -> Tensor:
+        for d in range(1, t.dim() - 2):
+            t = t.select(1, self.start[d] if t.shape[1] != 1 else 0)
+        return t
 
     def _part(self, t: Tensor) -> Tensor:
         """t[start : start + size] over the batch, flattened; dimensions that t lacks are broadcast."""
@@ -185,7 +194,9 @@ def _over_box(lead: tuple[int, ...], size: tuple[int, ...]) -> Iterator[Callable
         yield methodcaller("flatten", 0, -3)
 
 
-def _boxes(operands: Sequence[Tensor], batch: tuple[int, ...], target: int) -> Iterator[_Box]:
+def _boxes(
+    operands: Sequence[Tensor], batch: tuple[int, ...], target: int, paged: Sequence[int] = ()
+) -> Iterator[_Box]:
     """The batch in boxes of about `target` entries: whole last dimensions, a part of one, one of each leading one."""
     size = [1] * len(batch)
     for d in reversed(range(len(batch))):
@@ -193,7 +204,7 @@ def _boxes(operands: Sequence[Tensor], batch: tuple[int, ...], target: int) -> I
         if size[d] < batch[d]:
             break
     for start in itertools.product(*(range(0, b, s) for b, s in zip(batch, size, strict=True))):
-        yield _Box(operands, start, tuple(min(s, b - o) for o, s, b in zip(start, size, batch, strict=True)))
+        yield _Box(operands, start, tuple(min(s, b - o) for o, s, b in zip(start, size, batch, strict=True)), paged)
 
 
 def _wide(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -318,7 +329,8 @@ def run(
     if empty:
         _finish_empty(plan, operands, batch, n, k, wide, results)
         return _flatten(program, results, payload_dtypes)
-    for box in _boxes(operands, batch, per_box):
+    paged = () if program.pages is None else [i for i, kind in enumerate(program.operands) if kind == "cols"]
+    for box in _boxes(operands, batch, 1 if paged else per_box, paged):
         _run_box(plan, box, n, k, bn, bk, wide, results)
     return _flatten(program, results, payload_dtypes)
 
@@ -432,7 +444,7 @@ def _run_box(
     """Folds a box of the batch into `results`."""
     outputs, mask = plan.program.outputs, plan.program.mask
     values: list[Any] = [None] * plan.count
-    here = _Context(box, wide, n, k)
+    here = _Context(box, wide, n, k, plan.program.pages)
     _evaluate(plan.fixed, values, here)
     visible = None
     if mask is not None and (plan.lo is not None or plan.hi is not None):
@@ -606,11 +618,12 @@ class _Context:
 
     __slots__ = (
         "_buffers", "_cols", "_cols_wide", "_rows", "_rows_wide",
-        "box", "device", "k", "k0", "k1", "n", "n0", "n1", "wide",
+        "box", "device", "k", "k0", "k1", "n", "n0", "n1", "pages", "wide",
     )  # fmt: skip
 
-    def __init__(self, box: _Box, wide: torch.dtype, n: int, k: int) -> None:
+    def __init__(self, box: _Box, wide: torch.dtype, n: int, k: int, pages: int | None = None) -> None:
         self.box, self.wide, self.n, self.k, self.device = box, wide, n, k, box.operands[0].device
+        self.pages = pages
         self._buffers: dict[int, Tensor] = {}
         self.at_rows(0, n)
         self.at_columns(0, k)
@@ -647,10 +660,19 @@ class _Context:
         t = store.get(i)
         if t is None:
             t = self.box.operands[i]
-            if stop - start != t.shape[-2]:
+            if kind == "cols" and self.pages is not None:
+                t = self._of_pages(t, self.box.operands[self.pages])
+            elif stop - start != t.shape[-2]:
                 t = t[..., start:stop, :]
             t = store[i] = t if t.dtype == self.wide else t.to(self.wide)
         return t
+
+    def _of_pages(self, t: Tensor, table: Tensor) -> Tensor:
+        """The tile's columns of pages [pages, size, D]. A page that no row sees may have any number."""
+        size = t.shape[-2]
+        first, end = self.k0 // size, -(-self.k1 // size)
+        wanted = table[0, first:end].long().clamp(0, t.shape[0] - 1)
+        return t[wanted].flatten(0, 1)[self.k0 - first * size : self.k1 - first * size]
 
     def block(self, i: int, size: tuple[int, int]) -> Tensor:
         table = self.box.operands[i]
@@ -790,7 +812,7 @@ def _straight(
 ) -> Straight | None:
     """A function of (operands, N, K) that runs a Program on a CPU whose scores lie in one tile, a line per operation.
 
-    None: not for results per column, and not with a mask of blocks.
+    None: not for results per column, and not with a mask of blocks or columns in pages.
 
     Args:
         leads: the batch dimensions of each operand
@@ -798,7 +820,7 @@ def _straight(
     """
     program = Program.parse(text)
     mask = program.mask
-    if not _plan(text).plain or (mask is not None and mask.block is not None):
+    if not _plan(text).plain or program.pages is not None or (mask is not None and mask.block is not None):
         return None
     plan = _plan(text if mask is None else Program(program.operands, program.outputs, _as_test(mask)).text)
     w = _Writer(plan, batch, _widest(types))

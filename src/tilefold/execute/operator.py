@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import folds
-from ..errors import GradientError
+from ..errors import FoldError, GradientError
 from ..folds.gradient import ROW_DOT, Gradient, gradient, result_slices, row_operand
 from ..program import Program, text
 from . import backend, select
@@ -211,6 +211,8 @@ class _Fold(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[Any, ...], program: str, sizes: Sequence[int], dtypes: str, *operands: Tensor
     ) -> Any:
+        if Program.parse(program).pages is not None:
+            raise FoldError("vmap: columns in pages were mapped; a table of pages has a batch dimension of its own")
         moved = _batched(info.batch_size, in_dims[3:], operands, len(sizes), False)
         out = _Fold.apply(program, [info.batch_size, *sizes], dtypes, *moved)  # type: ignore[no-untyped-call]
         return out, (0,) * len(out)

@@ -14,6 +14,7 @@ from typing import cast
 
 from torch import Tensor
 
+from ..errors import GradientError
 from ..program import Data, Expr, Leaf, Output, Program, gradients
 from .fold import Fold, Pullback, RowFunction, lookup
 
@@ -103,6 +104,8 @@ def gradient(text: str, needs: tuple[bool, ...], given: tuple[bool, ...]) -> Gra
         given: per result, whether its gradient is there
     """
     program = Program.parse(text)
+    if program.pages is not None:
+        raise GradientError("backward: a gradient through columns in pages was asked for; they are read forward only")
     sources: list[Source] = []
     kinds = list(program.operands)
     pairs: list[tuple[Expr, Expr]] = []

@@ -13,13 +13,14 @@ from ..errors import OptionError, ShapeError, explain
 from ..execute.operator import fold_directly, is_plain, type_names
 from ..folds import Fold, LogSumExp, SoftmaxSum
 from ..scores import Scores
-from ..scores.api import Assembled, assemble, run
+from ..scores.api import Assembled, assemble, run, run_assembled
 from ..scores.core import autocast
 from ..scores.dropout import dropped
 from ..scores.mask import Mask
 from ..scores.merge import fold_shards
 from .attention_scores import Causal, Layout, Rule, check_operands, check_packing, heads_first, score_rule
 from .heads import Heads
+from .paged import check_pages, over_pages, stand_in
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,6 +40,7 @@ class Options(TypedDict, total=False):
     seed: int | Tensor | None
     cu_seqlens_q: Tensor | None
     cu_seqlens_k: Tensor | None
+    block_table: Tensor | None
     layout: Layout
     out_dtype: torch.dtype | None
 
@@ -74,6 +76,7 @@ def attention(
     seed: int | Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    block_table: Tensor | None = None,
     layout: Layout = "bhsd",
     out_dtype: torch.dtype | None = None,
     return_lse: bool = False,
@@ -104,6 +107,10 @@ def attention(
         seed: of the dropout, an int or a tensor of one integer; default: drawn from torch's generator
         cu_seqlens_q, cu_seqlens_k: packed sequences, [n + 1] integers: sequence i is tokens cu[i] <= t < cu[i + 1] of q
             and of k and v (default: those of q), and sees only itself. Any may be empty. For layout "thd".
+        block_table: [B, P] int32 or int64, keys and values in pages: k and v are then caches [pages, Hkv, page_size, D]
+            ("bshd": [pages, page_size, Hkv, D]), and keys j of entry b lie in page block_table[b, j // page_size].
+            Sk is P page_size; `mask.lengths` says how many there are, and numbers of pages without a visible key
+            are not looked at. Forward only. Other numbers have to be those of pages: that is not checked.
         layout: "bhsd"; "bshd": q, k, v and the result are [B, S, H, D]; "thd": [T, H, D], log-sum-exp [H, T]
         out_dtype: of the result; torch.float32 from 16-bit operands is not rounded to them in between
         return_lse: also give the log-sum-exp of each query's scores (and sink), [B, H, Sq] float32, differentiable
@@ -113,7 +120,7 @@ def attention(
         ShapeError: for shapes, devices or data types that do not go together
         OptionError: for an unknown alignment or layout, causal=True with Sq != Sk, or an option out of its range
     """
-    others = (bias, alibi_slopes, mask, score_mod, sinks, cu_seqlens_q, cu_seqlens_k, out_dtype)
+    others = (bias, alibi_slopes, mask, score_mod, sinks, cu_seqlens_q, cu_seqlens_k, block_table, out_dtype)
     key = None
     if layout == "bhsd" and dropout_p == 0 and not [o for o in others if o is not None]:
         key = _key(q, k, v, causal, scale, window, softcap)
@@ -123,6 +130,11 @@ def attention(
             out = out if out.dtype == q.dtype else out.to(q.dtype)
             return (out, lse) if return_lse else out
     keys, values = _shards(k), _shards(v)
+    caches: list[Tensor] = []
+    if block_table is not None:
+        check_pages(q, keys, values, block_table, mask, layout)
+        caches = [heads_first(t, layout) for t in (*keys, *values)]
+        keys, values = ([heads_first(stand_in(t, block_table), layout)] for t in caches)
     check_operands(q, keys, values, layout)
     check_packing(q, keys, layout, cu_seqlens_q, cu_seqlens_k)
     q, *keys = (autocast(heads_first(t, layout)) for t in (q, *keys))
@@ -145,7 +157,10 @@ def attention(
     parts, folds = _parts(q, keys, values, rule, dropout, wide)
     if key is not None:
         _remember(key, assemble(parts[0], folds))
-    results = fold_shards(parts, folds) if len(keys) > 1 else run(parts[0], folds)
+    if block_table is not None:
+        results = run_assembled(over_pages(assemble(parts[0], folds), caches, block_table), folds)
+    else:
+        results = fold_shards(parts, folds) if len(keys) > 1 else run(parts[0], folds)
     out, own, lse = _as_heads((*results[0], results[-1][-1]))
     if sinks is not None:
         lse = _with_sink(lse, sinks)

@@ -6,6 +6,10 @@ Operands are tensors of these kinds, broadcast over leading batch dimensions b:
     row    [*b, N, 1]     col    [*b, 1, K]      a number per row, per column
     tile   [*b, N, K]     scalar [*b, 1, 1]      a number per pair, per batch entry
     block  [*b, N/bn, K/bk]                      a boolean per block of the mask
+    pages  [*b, 1, K/size]                       a number per page of the columns
+
+Of a Program with `pages` the columns lie in pages: "cols" operands are [pages, *c, size, D], c the batch dimensions
+behind the first, and column j of an entry is row j % size of the page that its table of pages names in place j // size.
 
 Each Output folds an expression along one axis: axis "row" gives a result per row (the columns are streamed), axis "col"
 a sum per column, which is what a backward pass needs. A gradient Program is a Program.
@@ -21,7 +25,7 @@ from typing import Any
 
 from .expr import Const, Data, Expr, Index, Leaf, Op, Size, operands_of, remap, transpose, walk
 
-KINDS = ("rows", "cols", "row", "col", "tile", "block", "scalar")
+KINDS = ("rows", "cols", "row", "col", "tile", "block", "scalar", "pages")
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Program:
-    """Operands, outputs and mask; `text` is its JSON form, `Program.parse` reads it back."""
+    """Operands, outputs, mask and the number of the "pages" operand.
+
+    `text` is its JSON form, `Program.parse` reads it back.
+    """
 
     operands: tuple[str, ...]
     outputs: tuple[Output, ...]
     mask: Mask | None = None
+    pages: int | None = None
     _text: list[str] = field(default_factory=list, compare=False, repr=False)
 
     def roots(self) -> tuple[Expr, ...]:
@@ -100,6 +108,7 @@ class Program:
         """The Program over only the operands it reads, and their old numbers in order."""
         used = operands_of(*self.roots()) | (self.mask.operands() if self.mask else set())
         used |= {i for o in self.outputs for i in (o.payload, o.like) if i is not None}
+        used |= {self.pages} if self.pages is not None else set()
         kept = tuple(sorted(used))
         numbers = {old: new for new, old in enumerate(kept)}
         outputs = tuple(
@@ -114,7 +123,8 @@ class Program:
             for o in self.outputs
         )
         mask = None if self.mask is None else self.mask.remap(numbers)
-        return Program(tuple(self.operands[i] for i in kept), outputs, mask), kept
+        pages = None if self.pages is None else numbers[self.pages]
+        return Program(tuple(self.operands[i] for i in kept), outputs, mask, pages), kept
 
     def transpose(self) -> Program:
         """Rows and columns exchanged; operands keep their numbers (their tensors change shape with their kind)."""
@@ -151,6 +161,8 @@ class Program:
             parts = [f"{m.lo} <= j" if m.lo else "", f"j < {m.hi}" if m.hi else "", str(m.test) if m.test else ""]
             parts.append(f"block {m.block} of {m.block_size}" if m.block is not None else "")
             lines.append(f"visible   {' and '.join(p for p in parts if p)} (per {m.axis})")
+        if self.pages is not None:
+            lines.append(f"columns   in the pages of {self.pages}")
         return "\n".join(lines)
 
 
@@ -210,6 +222,7 @@ def _dump(program: Program) -> str:
             "nodes": nodes,
             "outputs": [[o.fold, numbers[o.expr], o.options, o.payload, o.axis, o.like] for o in program.outputs],
             "mask": None if m is None else [m.axis, at(m.lo), at(m.hi), m.block, m.block_size, at(m.test)],
+            "pages": program.pages,
         },
         separators=(",", ":"),
     )
@@ -227,4 +240,4 @@ def _load(text: str) -> Program:
         axis, lo, hi, block, size, test = raw["mask"]
         at: Callable[[int | None], Expr | None] = lambda i: None if i is None else nodes[i]
         mask = Mask(axis, at(lo), at(hi), block, tuple(size), at(test))
-    return Program(tuple(raw["operands"]), outputs, mask)
+    return Program(tuple(raw["operands"]), outputs, mask, raw["pages"])

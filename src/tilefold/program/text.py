@@ -222,3 +222,11 @@ def scalar_to_row(text: str | None, operand: int) -> str | None:
         return None
 
     return _maybe(text, lambda e: rewrite(e, change))
+
+
+@constant
+def paged(text: str) -> tuple[str, tuple[int, ...]]:
+    """A Program's text with its columns in pages, which one more operand names; and the numbers of those operands."""
+    p = Program.parse(text)
+    columns = tuple(i for i, kind in enumerate(p.operands) if kind == "cols")
+    return Program((*p.operands, "pages"), p.outputs, p.mask, len(p.operands)).text, columns

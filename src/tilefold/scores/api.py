@@ -413,7 +413,10 @@ def assemble(given: Scores | tuple[Scores, ...], every: Sequence[Fold], wide: bo
 
 def run(s: Scores | tuple[Scores, ...], every: Sequence[Fold], wide: bool = False) -> list[tuple[Tensor, ...]]:
     """All results of each fold, in one pass; arguments as for `assemble`."""
-    made = assemble(s, every, wide)
+    return run_assembled(assemble(s, every, wide), every)
+
+
+def run_assembled(made: Assembled, every: Sequence[Fold]) -> list[tuple[Tensor, ...]]:
     flat = run_fold(made.operands, made.program, made.sizes, type_names(*made.dtypes))
     results, start = [], 0
     for f in every:

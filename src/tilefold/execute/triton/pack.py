@@ -57,7 +57,7 @@ def packing(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...]
     if mask is not None and (mask.block is not None or (mask.axis == "col" and (mask.lo, mask.hi) != (None, None))):
         return None
     full = [(1,) * (len(batch) + 2 - t.dim()) + tuple(t.shape) for t in operands]
-    first = 0  # of the dimensions that become rows
+    first = 0 if program.pages is None else 1  # of the dimensions that become rows; a page stands where the first would
     for kind, shape in zip(program.operands, full, strict=True):
         if kind == "cols" or (kind == "col" and n > 1):
             first = max([first, *(d + 1 for d in range(len(batch)) if shape[d] != 1)])
@@ -106,4 +106,4 @@ def _over_packed_rows(program: Program, n: int, kinds: tuple[str, ...]) -> Progr
     if mask is not None:
         lo, hi, test = (None if e is None else rewrite(e, change) for e in (mask.lo, mask.hi, mask.test))
         mask = replace(mask, lo=lo, hi=hi, test=test)
-    return Program(kinds, outputs, mask)
+    return Program(kinds, outputs, mask, program.pages)

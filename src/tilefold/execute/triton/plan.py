@@ -51,7 +51,7 @@ def pieces(program: Program, summed: tuple[tuple[int, ...], ...], without: tuple
     for (axis, dims), members in groups.items():
         whole = turned if axis == "col" else program
         outputs = tuple(replace(whole.outputs[j], like=None) for j in members)
-        part, kept = Program(whole.operands, outputs, whole.mask).prune()
+        part, kept = Program(whole.operands, outputs, whole.mask, whole.pages).prune()
         made.append(Piece(part, kept, axis == "col", tuple(members), dims))
     return tuple(made)
 
@@ -292,10 +292,14 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     mask = program.mask or Mask()
     groups: dict[str, tuple[int, ...]] = {
         "x": source.x, "y": source.y, "row": source.row, "col": source.col, "tile": source.tile, "scalar": source.scalar,
-        "block": () if mask.block is None else (mask.block,),
+        "block": tuple(i for i in (mask.block, program.pages) if i is not None),
     }  # fmt: skip
     every = [i for g in GROUPS for i in groups[g]]
     lead = [batch_strides(tensors[i], batch) for i in every]
+    paged = groups["y"] if program.pages is not None else ()
+    for number, i in enumerate(every):
+        if i in paged:
+            lead[number][0] = 0  # a page stands where the entry would
     dims = [d for d in range(len(batch)) if d not in piece.summed]
     kept, kept_strides = collapse(dims, batch, lead)
     summed, summed_strides = collapse(piece.summed, batch, lead)
@@ -308,7 +312,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         for i in groups[g]:
             t = tensors[i]
             own = _strides_of(program.operands[i], t, piece.flipped)
-            full = (*own, *kept_strides[number], *summed_strides[number])
+            full = (*own, *kept_strides[number], *summed_strides[number], *((t.stride(0),) if i in paged else ()))
             made.append(full)
             number += 1
             if g in ("x", "y", "tile"):
@@ -352,7 +356,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     )
     if (
         limits.matrix == 9
-        and not (tile_output or piece.summed or mask.block is not None)
+        and not (tile_output or piece.summed or paged or mask.block is not None)
         and ("loop", "portable") not in select.forced()
     ):
         from ..hopper import plan as hopper  # Gluon is imported where it serves
@@ -403,10 +407,11 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     wide_tl = tl.float64 if wide == torch.float64 else tl.float32
     precision = "tf32" if tf32 else "ieee"
     blocks = (0, 0) if mask.block is None else mask.block_size
+    page = tensors[paged[0]].shape[-2] if paged else 0
     described = None
     written = tile_output and padded and source.mask < 2 and not blocks[0]  # as a loop over tiles of scores
     if (
-        not (t.resident or kept or summed or slow)
+        not (t.resident or kept or summed or slow or paged)
         and (written or not tile_output)
         and t.described
         and casts
@@ -539,7 +544,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         signature += [*sizes, *["i32"] * 5]
         constants = (
             module.row_part, module.bounds, module.score, module.test, source.tested, module.start, module.step, module.flat, module.finish,
-            leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, source.results, source.states,
+            leaf, xdim, ydim, len(leaf_cols), tuple(pay), dv, t.bdv, *counts, source.mask, blocks, page, source.results, source.states,
             len(kept), len(summed), slices > 1, split, t.resident, described is not None and not source.lists, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
         )  # fmt: skip
         blocks_run = row_tiles * splits * kept_count * slices

@@ -44,12 +44,13 @@ def place(rem, row_tiles, splits, group, REVERSE: tl.constexpr):
 
 @triton.jit
 def streamed_product(x, xs, x_off, y, ys, y_off, i0, i_local, j0, j_local, k, CAST: tl.constexpr, D: tl.constexpr, XCONTIG: tl.constexpr,
-                     YCONTIG: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr):
+                     YCONTIG: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr, pages,
+                     PAGE: tl.constexpr):
     """x_i . y_j [BN, BK] from both sides in steps of BD features."""
     s = tl.zeros([i_local.shape[0], j_local.shape[0]], tl.float64 if CAST == 2 else tl.float32)
     for d0 in range(0, D, BD):
         a = load_matrix(x, x_off, xs, i0, i_local, 0, d0, D, BD, D % BD != 0, XCONTIG, BIG, False)
-        b = load_matrix(y, y_off, ys, j0, j_local, k, d0, D, BD, D % BD != 0, YCONTIG, BIG, EDGE)
+        b = load_matrix(y, y_off, ys, j0, j_local, k, d0, D, BD, D % BD != 0, YCONTIG, BIG, EDGE, pages, PAGE)
         s = product(a, tl.trans(b), s, CAST, PRECISION)
     return s
 
@@ -66,7 +67,7 @@ def described_product(x_desc, y_desc, i0, j0, D: tl.constexpr, BN: tl.constexpr,
 @triton.jit
 def leaf_products(x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF: tl.constexpr, XDIM: tl.constexpr,
                   YDIM: tl.constexpr, RESIDENT: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr, PRECISION: tl.constexpr,
-                  EDGE: tl.constexpr):
+                  EDGE: tl.constexpr, pages=None, PAGE: tl.constexpr = 0):
     """The products x_i . y_j [BN, BK] of all leaves: LEAF has (x, y, cast) each; XDIM, YDIM (features, block, masked, contiguous)."""
     leaves = ()
     for f in tl.static_range(len(LEAF)):
@@ -79,9 +80,24 @@ def leaf_products(x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, 
             leaves = leaves + (
                 streamed_product(x[LEAF[f][0]], xs[LEAF[f][0]], x_off[LEAF[f][0]], y[LEAF[f][1]], ys[LEAF[f][1]], y_off[LEAF[f][1]], i0,
                                  i_local, j0, j_local, k, LEAF[f][2], XDIM[LEAF[f][0]][0], XDIM[LEAF[f][0]][3], YDIM[LEAF[f][1]][3], BD,
-                                 BIG, PRECISION, EDGE),
+                                 BIG, PRECISION, EDGE, pages, PAGE),
             )
     return leaves
+
+
+@triton.jit
+def pages_of(table, strides, offset, cols, k, lo, hi, MASK: tl.constexpr, PAGE: tl.constexpr, EDGE: tl.constexpr):
+    """The page of each column. With EDGE 0 for those that no row sees: their pages may have any number."""
+    at = table + (offset + (cols // PAGE).to(tl.int64) * strides[1])
+    if EDGE:
+        inside = cols < k
+        if MASK == 1:
+            some = lo < hi
+            inside = inside & (cols >= tl.min(tl.where(some, lo, k), 0)) & (cols < tl.max(tl.where(some, hi, 0), 0))
+        page = tl.load(at, mask=inside, other=0)
+    else:
+        page = tl.load(at)
+    return page.to(tl.int64)
 
 
 @triton.jit
@@ -97,7 +113,7 @@ def see(s, rows, cols, n, k, lo, hi, c, sd, F, I, block, bs, b_off, BOUNDS: tl.c
             first, last = BOUNDS(c, sd, F, I, cols, n, k)
             visible = visible & (rows[:, None] >= first[None, :]) & (rows[:, None] < last[None, :])
         if BLOCK[0] > 0:
-            at = b_off + (rows // BLOCK[0]).to(tl.int64)[:, None] * bs[0][0] + (cols // BLOCK[1]).to(tl.int64)[None, :] * bs[0][1]
+            at = b_off[0] + (rows // BLOCK[0]).to(tl.int64)[:, None] * bs[0][0] + (cols // BLOCK[1]).to(tl.int64)[None, :] * bs[0][1]
             visible = visible & (tl.load(block[0] + at, mask=((rows < n)[:, None]) & ((cols < k)[None, :]), other=0) != 0)
     return visible
 
@@ -170,18 +186,21 @@ def visit(j0, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off,
           i0, i_local, rows, n, k, lo, hi, d0,
           BOUNDS: tl.constexpr, SCORE: tl.constexpr, TEST: tl.constexpr, TESTED: tl.constexpr, STEP: tl.constexpr, LEAF: tl.constexpr, XDIM: tl.constexpr, YDIM: tl.constexpr,
           NY: tl.constexpr, PAY: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr, TT: tl.constexpr,
-          MASK: tl.constexpr, BLOCK: tl.constexpr, RESIDENT: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr,
+          MASK: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, RESIDENT: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BIG: tl.constexpr,
           WIDE: tl.constexpr, PRECISION: tl.constexpr, EDGE: tl.constexpr):
     """One tile of columns: load, score, fold."""
     j_local = tl.arange(0, BK)
     cols = j0 + j_local
+    pages = None
+    if PAGE > 0:
+        pages = pages_of(block[len(block) - 1], bs[len(block) - 1], b_off[len(block) - 1], cols, k, lo, hi, MASK, PAGE, EDGE)
     y_tiles = ()
     if RESIDENT:
         for v in tl.static_range(NY):
             y_tiles = y_tiles + (load_matrix(y[v], y_off[v], ys[v], j0, j_local, k, 0, YDIM[v][0], YDIM[v][1], YDIM[v][2],
-                                             YDIM[v][3], BIG, EDGE),)
+                                             YDIM[v][3], BIG, EDGE, pages, PAGE),)
     leaves = leaf_products(x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, y_tiles, i0, i_local, j0, j_local, k, LEAF, XDIM, YDIM, RESIDENT, BD, BIG,
-                           PRECISION, EDGE)
+                           PRECISION, EDGE, pages, PAGE)
     c = load_vectors(cd, c_off, cds, cols, k, NC, TC, WIDE, EDGE)
     t = load_tiles(td, t_off, tds, rows, j0, j_local, n, k, NT, TT, WIDE, EDGE)
     zero = tl.zeros([rows.shape[0], BK], WIDE)
@@ -196,7 +215,7 @@ def visit(j0, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off,
             pay = pay + (y_tiles[PAY[a][0]],)
         else:
             pay = pay + (load_matrix(y[PAY[a][0]], y_off[PAY[a][0]], ys[PAY[a][0]], j0, j_local, k, d0[a], DV[a], BDV[a], PAY[a][3],
-                                     YDIM[PAY[a][0]][3], BIG, EDGE),)
+                                     YDIM[PAY[a][0]][3], BIG, EDGE, pages, PAGE),)
     HIDES: tl.constexpr = MASK > 0 or TESTED or BLOCK[0] > 0
     if visible is not None and HIDES and len(PAY) > 0:
         # padding that no row sees may hold anything, and 0 * NaN is NaN
@@ -215,7 +234,7 @@ def rows_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds
                 FLAT: tl.constexpr, FINISH: tl.constexpr,
                 LEAF: tl.constexpr, XDIM: tl.constexpr, YDIM: tl.constexpr, NY: tl.constexpr, PAY: tl.constexpr, DV: tl.constexpr, BDV: tl.constexpr,
                 NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, TC: tl.constexpr, NT: tl.constexpr, TT: tl.constexpr,
-                NSC: tl.constexpr, TSC: tl.constexpr, MASK: tl.constexpr, BLOCK: tl.constexpr, RESULTS: tl.constexpr,
+                NSC: tl.constexpr, TSC: tl.constexpr, MASK: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, RESULTS: tl.constexpr,
                 STATES: tl.constexpr, NK: tl.constexpr, NS: tl.constexpr, SLICES: tl.constexpr, SPLIT: tl.constexpr,
                 RESIDENT: tl.constexpr, FLATTEN: tl.constexpr, REVERSE: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
                 BIG: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
@@ -246,9 +265,7 @@ def rows_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds
         t_off = batch_offsets(tds, NT, 2, at_kept, at_summed, NK, NS)
         r_off = batch_offsets(rds, NR, 1, at_kept, at_summed, NK, NS)
         s_off = batch_offsets(sds, NSC, 0, at_kept, at_summed, NK, NS)
-        b_off = tl.full((), 0, tl.int64)
-        if BLOCK[0] > 0:
-            b_off = batch_offsets(bs, 1, 2, at_kept, at_summed, NK, NS)[0]
+        b_off = batch_offsets(bs, len(bs), 2, at_kept, at_summed, NK, NS)
         sv = load_scalars(sd, s_off, NSC, TSC, WIDE)
         rdv = load_vectors(rd, r_off, rds, rows, n, NR, TR, WIDE, True)
         rv = ROW(rdv, sv, F, I, rows, n, k, WIDE)
@@ -289,21 +306,21 @@ def rows_kernel(x_desc, y_desc, x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds
             states, accs = visit(
                 t * BK, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs, b_off,
                 F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, TEST, TESTED, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC, NT, TT,
-                MASK, BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, False)
+                MASK, BLOCK, PAGE, RESIDENT, BK, BD, BIG, WIDE, PRECISION, False)
         for e2 in range(whole - first + end - whole_end):
             t = first + e2
             t = tl.where(t < whole, t, t - whole + whole_end)
             go = True
             if BLOCK[0] > 0:
                 jj = t * BK + tl.arange(0, BK)
-                table = b_off + (rows // BLOCK[0]).to(tl.int64)[:, None] * bs[0][0] + (jj // BLOCK[1]).to(tl.int64)[None, :] * bs[0][1]
+                table = b_off[0] + (rows // BLOCK[0]).to(tl.int64)[:, None] * bs[0][0] + (jj // BLOCK[1]).to(tl.int64)[None, :] * bs[0][1]
                 seen = tl.load(block[0] + table, mask=(jj < k)[None, :] & (rows >= 0)[:, None], other=0) != 0
                 go = tl.max(tl.max(seen.to(tl.int32), 1), 0) > 0
             if go:
                 states, accs = visit(
                     t * BK, states, accs, x_desc, y_desc, x, xs, x_off, x_tiles, y, ys, y_off, rdv, rv, cd, cds, c_off, td, tds, t_off, sv, block, bs,
                     b_off, F, I, unit, i0, i_local, rows, n, k, lo, hi, d0, BOUNDS, SCORE, TEST, TESTED, STEP, LEAF, XDIM, YDIM, NY, PAY, DV, BDV, NC, TC,
-                    NT, TT, MASK, BLOCK, RESIDENT, BK, BD, BIG, WIDE, PRECISION, True)
+                    NT, TT, MASK, BLOCK, PAGE, RESIDENT, BK, BD, BIG, WIDE, PRECISION, True)
 
     at = entry.to(tl.int64) * n + i0
     local = tl.arange(0, BN)
@@ -390,9 +407,7 @@ def tiles_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, ou
         t_off = batch_offsets(tds, NT, 2, at_kept, at_summed, NK, NS)
         r_off = batch_offsets(rds, NR, 1, at_kept, at_summed, NK, NS)
         s_off = batch_offsets(sds, NSC, 0, at_kept, at_summed, NK, NS)
-        b_off = tl.full((), 0, tl.int64)
-        if BLOCK[0] > 0:
-            b_off = batch_offsets(bs, 1, 2, at_kept, at_summed, NK, NS)[0]
+        b_off = batch_offsets(bs, len(bs), 2, at_kept, at_summed, NK, NS)
         sv = load_scalars(sd, s_off, NSC, TSC, WIDE)
         rdv = load_vectors(rd, r_off, rds, rows, n, NR, TR, WIDE, True)
         rv = ROW(rdv, sv, F, I, rows, n, k, WIDE)

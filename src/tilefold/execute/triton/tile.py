@@ -34,10 +34,13 @@ def batch_offset(strides, FIRST: tl.constexpr, kept, summed, NK: tl.constexpr, N
 
 @triton.jit
 def load_matrix(ptr, offset, strides, first, local, limit, d0, D: tl.constexpr, BD: tl.constexpr, DMASK: tl.constexpr,
-                CONTIG: tl.constexpr, BIG: tl.constexpr, EDGE: tl.constexpr):
-    """[B, BD] of rows first + local and features d0 + 0..BD; with EDGE rows from `limit` on give 0."""
+                CONTIG: tl.constexpr, BIG: tl.constexpr, EDGE: tl.constexpr, pages=None, PAGE: tl.constexpr = 0):
+    """[B, BD] of rows first + local and features d0 + 0..BD; with EDGE rows from `limit` on give 0.
+
+    pages    of rows in pages of PAGE the page of each; its stride is the last
+    """
     d = tl.arange(0, BD)
-    base = ptr + (offset + tl.cast(first, tl.int64) * strides[0])
+    base = ptr + (offset if PAGE > 0 else offset + tl.cast(first, tl.int64) * strides[0])
     if CONTIG:
         base += d0
         along = d
@@ -46,7 +49,10 @@ def load_matrix(ptr, offset, strides, first, local, limit, d0, D: tl.constexpr, 
         along = d.to(tl.int64) * strides[1]
         if not BIG:
             along = along.to(tl.int32)
-    down = local.to(tl.int64) * strides[0] if BIG else local * tl.cast(strides[0], tl.int32)
+    if PAGE > 0:
+        down = pages * strides[len(strides) - 1] + ((first + local) % PAGE).to(tl.int64) * strides[0]
+    else:
+        down = local.to(tl.int64) * strides[0] if BIG else local * tl.cast(strides[0], tl.int32)
     at = base + (down[:, None] + along[None, :])
     if EDGE:
         if DMASK:
