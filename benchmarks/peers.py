@@ -74,12 +74,14 @@ def flash_attn_4() -> Callable[..., torch.Tensor]:
     return attention
 
 
-def flash_attn_decode(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Keys and values [B, Hkv, S, D] copied into its own layout, outside the clock."""
+def flash_attn_decode(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor | None
+) -> Callable[[], torch.Tensor]:
+    """Keys and values in pages, or [B, Hkv, S, D] copied into its own layout outside the clock."""
     from flash_attn import flash_attn_with_kvcache
 
-    keys, values = (t.transpose(1, 2).contiguous() for t in (k, v))
-    return lambda: flash_attn_with_kvcache(q.transpose(1, 2), keys, values).transpose(1, 2)
+    keys, values = (t.transpose(1, 2).contiguous() if table is None else t for t in (k, v))
+    return lambda: flash_attn_with_kvcache(q.transpose(1, 2), keys, values, block_table=table).transpose(1, 2)
 
 
 def flash_kmeans_assign(x: torch.Tensor, c: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -29,7 +29,7 @@ SMALL = {
     "logsumexp_bwd": {"N": 70, "K": 50, "D": 16},
     "softmax_sum": {"N": 70, "K": 50, "D": 16},
     "softmax_sum_bwd": {"N": 70, "K": 50, "D": 16},
-    "decode": {"B": 2, "H": 4, "Hkv": 2, "S": 40, "D": 16},
+    "decode": {"B": 2, "H": 4, "Hkv": 2, "S": 40, "D": 16, "page": 8},
     "attention_fwd": {"B": 2, "H": 2, "S": 40, "D": 16, "causal": True},
     "attention_bwd": {"B": 2, "H": 2, "S": 40, "D": 16, "causal": False},
     "argmax": {"N": 90, "K": 60, "D": 16},

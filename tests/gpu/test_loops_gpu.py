@@ -109,6 +109,35 @@ def test_few_queries_of_grouped_heads(d: int, sq: int, device: torch.device) -> 
         torch.testing.assert_close(out, portable, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("size", [1, 8, 16, 64, 100, 128, 384, 3000])
+def test_pages_are_what_they_hold(size: int, d: int, device: torch.device) -> None:
+    """Wild numbers where no key is, NaN in pages that nobody owns; whole tiles and parts, of one query and of many."""
+    for batch, kv, groups, sq, keys in (
+        (3, 2, 8, 1, 3000),
+        (20, 4, 4, 3, 400),
+        (2, 1, 2, 300, 700),
+        (1, 8, 4, 1, 6000),
+    ):
+        places = max(1, keys // size)
+        pages = batch * places + 3
+        table = torch.randperm(pages, device=device)[: batch * places].reshape(batch, places).int()
+        lengths = torch.randint(1, places * size + 1, (batch,), device=device)
+        lengths[0] = places * size
+        k, v = (randn(pages, size, kv, d, device=device, dtype=BF16) for _ in range(2))
+        whole = [t[table.long()].flatten(1, 2) for t in (k, v)]
+        nobody = torch.ones(pages, dtype=torch.bool, device=device)
+        nobody[table.long()] = False
+        k[nobody], v[nobody] = torch.nan, torch.nan
+        wild = torch.arange(places, device=device) * size >= lengths[:, None]
+        given = table.masked_fill(wild, 2**31 - 1)
+        q = randn(batch, sq, kv * groups, d, device=device, dtype=BF16)
+        options: dict[str, Any] = {"layout": "bshd", "mask": tf.mask.lengths(lengths), "causal": "bottom_right"}
+        found = tf.attention(q, k, v, block_table=given, return_lse=True, **options)
+        want = tf.attention(q, *whole, return_lse=True, **options)
+        torch.testing.assert_close(found, want, rtol=0.02, atol=0.01)
+
+
 @pytest.mark.skipif(not HOPPER, reason="where both loops serve")
 @pytest.mark.parametrize("d", [40, 64, 128, 256])
 def test_both_loops_agree_exactly_on_integers(d: int, device: torch.device) -> None:

@@ -73,6 +73,7 @@ class Config(Constants):
     scalar_types: tuple[tuple[int, int], ...]
     state: tuple[tuple[float | int, bool, bool], ...]  # first value, whether an integer, whether of each lane
     fills: tuple[float, ...]
+    page: int  # columns of a page; 0: columns lie in a row
     rounded: int  # the state that is the sum of the weights as they are multiplied with the payload; -1: none
 
 
@@ -106,6 +107,7 @@ class Launch:
         tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], Any], ...
     ]  # operand, sizes, strides, tile, layout
     absent: tuple[int, ...]  # places of descriptors that there are none of
+    pages: tuple[tuple[int, ...], Any]  # the table's number, if there is one, and its strides
     pointers: tuple[tuple[tuple[int, ...], Any], ...]  # of x, y, row, column and scalar operands: numbers, strides
     tail: tuple[Any, ...]
     outputs: tuple[tuple[int, tuple[int, ...], torch.dtype], ...]
@@ -125,7 +127,9 @@ class Launch:
         for place in self.absent:
             args.insert(place, None)
         given = [a for numbers, strides in self.pointers for a in (tuple([operands[i] for i in numbers]), strides)]
-        self.kernel(self.grid, device, (*args, *given[4:], parts or made, *self.tail))
+        table, strides = self.pages
+        pages = tuple([operands[i] for i in table]), strides
+        self.kernel(self.grid, device, (*args, *given[4:], *pages, parts or made, *self.tail))
         if self.merge is not None:
             kernel, grid, tail = self.merge
             kernel(grid, device, (made, parts, *tail))
@@ -137,12 +141,19 @@ class Launch:
         return f"{self.tiles}; {self.grid} blocks" + (", columns split" if self.merge else "")
 
 
+TILE = 128  # columns of the largest tile
+STRIP = 64  # features, 128 bytes: as wide as a swizzle is
+SWIZZLED = 8  # rows of shared memory after which a swizzle repeats: less can't be loaded by itself
 COLUMNS = 1 << 30  # of which twice the number is counted
 L2 = 30 << 20  # bytes of the second-level cache that columns may take
 
 
-def serves(source: generate.Source, tensors: Sequence[Tensor], aligned: dict[int, bool], kept: int, k: int) -> bool:
+def serves(
+    source: generate.Source, tensors: Sequence[Tensor], aligned: dict[int, bool], kept: int, k: int, page: int
+) -> bool:
     """Whether the loop computes this: one product of 16-bit operands up to 256 features, an interval of columns per row."""
+    if page and not (page == k or page % TILE == 0 or (TILE % page == 0 and page >= SWIZZLED)):
+        return False
     if len(source.leaves) != 1 or source.lists or source.tile or source.mask == 2 or kept > 3 or k > COLUMNS:
         return False
     if len(source.payloads) > 1 or (source.payloads and len(source.fills) > 1):
@@ -259,19 +270,23 @@ def launch(
     lead = len(kept)
     entries = math.prod(kept)
 
-    def described(group: str, e: int, length: int, tile: tuple[int, int]) -> tuple[tuple[int, ...], Any]:
-        """The batch dimensions that an operand has, and its descriptor."""
+    def described(group: str, e: int, length: int, tile: tuple[int, int], page: int = 0) -> tuple[tuple[int, ...], Any]:
+        """The batch dimensions that an operand has, and its descriptor, which has a dimension of pages behind them."""
         i, own = groups[group][e], strides[group][e]
         dims = tuple(j for j in range(lead) if own[2 + j] != 0)
-        size = (*(kept[j] for j in dims), length, tensors[i].shape[-1])
-        stride = (*(own[2 + j] for j in dims), own[0], 1)
-        block = (*(1 for _ in dims), *tile)
+        if 0 < page < tile[0]:
+            tile = page, min(tile[1], STRIP)
+        pages, along = ((tensors[i].shape[0],), (own[-1],)) if page else ((), ())
+        size = (*(kept[j] for j in dims), *pages, page or length, tensors[i].shape[-1])
+        stride = (*(own[2 + j] for j in dims), *along, own[0], 1)
+        block = (*(1 for _ in (*dims, *pages)), *tile)
         layout = gl.NVMMASharedLayout.get_default_for(list(block), LONG[tensors[i].dtype])
         return dims, (numbers[i], size, stride, block, layout)
 
     x_dims, x_d = described("x", x, n, (t.bm, bd))
-    y_dims, y_d = described("y", y, k, (t.bk, bd))
-    v_dims, v_d = described("y", payload[0], k, (t.bk, bdv)) if payload else ((), None)
+    page = tensors[groups["y"][y]].shape[-2] if groups["block"] else 0
+    y_dims, y_d = described("y", y, k, (t.bk, bd), page)
+    v_dims, v_d = described("y", payload[0], k, (t.bk, bdv), page) if payload else ((), None)
     c_dims, c_d = column_descriptor(tensors, numbers, groups["col"], strides["col"], kept, k, t.bk)
     row_tiles = math.ceil(n / (t.bm * t.groups))
     splits = split(row_tiles, entries, k, t, limits)
@@ -289,13 +304,14 @@ def launch(
     config = Config(
         module, t.bm, t.bk, bd, dv, bdv, t.groups, t.stages, t.stretches, t.turns, c_d is not None, bool(payload), source.mask == 1, source.tested,
         any(f.sees_mask for f in every), causal, splits > 1, lead, x_dims, y_dims, v_dims, c_dims, len(source.row), types["row"], len(source.col),
-        types["col"], len(source.scalar), types["scalar"], tuple(init), source.fills, rounded if payload else -1,
+        types["col"], len(source.scalar), types["scalar"], tuple(init), source.fills, page, rounded if payload else -1,
     )  # fmt: skip
     given = (x_d, y_d, v_d, c_d)
     signature: list[Any] = [
         f"tensordesc<{pointer(operands[d[0]].dtype)[1:]}{list(d[3])},{d[4]!r}>" if d else "constexpr" for d in given
     ]
-    signature += operand_types([[tensors[i] for i in groups[g]] for g in vectors], [strides[g] for g in vectors])
+    last = (*vectors, "block")
+    signature += operand_types([[tensors[i] for i in groups[g]] for g in last], [strides[g] for g in last])
     targets = parts or tuple((shape, dtype) for _, shape, dtype in outs)
     marks = {(len(signature), e): 16 for e in range(len(targets))}
     signature += [tuple(pointer(dtype) for _, dtype in targets), *number_types(source.floats, source.ints)]
@@ -318,6 +334,7 @@ def launch(
         min(items, limits.units),
         tuple(d for d in given if d),
         absent,
+        (tuple(numbers[i] for i in groups["block"]), strides["block"]),
         pointers,
         tail,
         outs,

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...folds.parts_jit import lane_columns
 from ..triton.tile import as_value, batch_offsets, coordinates, load_scalars, load_vectors
-from .names import load_tile
+from .names import as_shape, load_tile
 from .parts import as_batch, barrier, batch_place, lanes, narrow, ring
 
 
@@ -471,7 +471,39 @@ def fold_plain(buffers, barriers, cols_in, span, own, shared, count, done, WG: g
 
 
 @gluon.jit
-def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl.constexpr):
+def pages_of(tables, where, t, k, C: gl.constexpr):
+    """The pages that hold tile t. Those behind the last column that a row sees may be any number: what lies outside is loaded as 0."""
+    pt, pts = tables
+    ROWS: gl.constexpr = min(C.page, C.bk)
+    numbers = ()
+    if C.page > 0:
+        at = pt[0] + batch_offsets(pts, 1, 2, where, (), C.kept, 0)[0]
+        for r in gl.static_range(C.bk // ROWS):
+            j = gl.minimum(t * C.bk + r * ROWS, k - 1)
+            numbers = numbers + (gl.load(at + (j // C.page).to(gl.int64) * pts[0][1]).to(gl.int32),)
+    return numbers
+
+
+@gluon.jit
+def load_columns(desc, where, DIMS: gl.constexpr, t, pages, full, tile, C: gl.constexpr):
+    """Tile t of the columns. In pages: a part for each, in strips as wide as the tile's swizzle, which lie one behind the other."""
+    if C.page == 0:
+        load_tile(desc, batch_place(where, DIMS, t * C.bk, len(DIMS) + 2), full, as_batch(tile, len(DIMS) + 2))
+    else:
+        PARTS: gl.constexpr = len(pages)
+        ROWS: gl.constexpr = C.bk // PARTS
+        WIDTH: gl.constexpr = desc.block_type.shape[-1]
+        STRIPS: gl.constexpr = tile.shape[1] // WIDTH
+        parts = as_shape(tile, tile.dtype, [STRIPS * PARTS, ROWS, WIDTH], gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], tile.dtype))
+        for r in gl.static_range(PARTS):
+            first = (t * C.bk + r * ROWS) % C.page
+            for s in gl.static_range(STRIPS):
+                at = batch_place(where, DIMS, pages[r], len(DIMS) + 1) + (first, first * 0 + s * WIDTH)
+                load_tile(desc, at, full, as_batch(parts.index(s * PARTS + r), len(DIMS) + 3))
+
+
+@gluon.jit
+def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, tables, shared, work, C: gl.constexpr):
     """What the loading warp does."""
     x_s, y_s, v_s, c_s, ones_s = buffers
     x_full, x_empty, y_full, y_empty, v_full, v_empty, turns = barriers
@@ -481,6 +513,8 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
     YD: gl.constexpr = C.y_dims
     VD: gl.constexpr = C.v_dims
     CD: gl.constexpr = C.c_dims
+    Y_BYTES: gl.constexpr = C.bk * C.bd * 2
+    k = shared[6]
     count = 0
     done = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
@@ -495,24 +529,25 @@ def load_all(x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C: gl
             i = count + t - t0
             stage = i % C.stages
             free = i // C.stages & 1 ^ 1
+            pages = pages_of(tables, where, t, k, C)
             mbarrier.wait(y_empty.index(stage), free)
             if C.c_loaded:
-                mbarrier.expect(y_full.index(stage), y_d.block_type.nbytes + c_d.block_type.nbytes)
+                mbarrier.expect(y_full.index(stage), Y_BYTES + c_d.block_type.nbytes)
                 load_tile(c_d, batch_place(where, CD, t * C.bk, len(CD) + 1), y_full.index(stage), as_batch(c_s.index(stage), len(CD) + 1))
             else:
-                mbarrier.expect(y_full.index(stage), y_d.block_type.nbytes)
-            load_tile(y_d, batch_place(where, YD, t * C.bk, len(YD) + 2), y_full.index(stage), as_batch(y_s.index(stage), len(YD) + 2))
+                mbarrier.expect(y_full.index(stage), Y_BYTES)
+            load_columns(y_d, where, YD, t, pages, y_full.index(stage), y_s.index(stage), C)
             if C.payload:
                 mbarrier.wait(v_empty.index(stage), free)
-                mbarrier.expect(v_full.index(stage), v_d.block_type.nbytes)
-                load_tile(v_d, batch_place(where, VD, t * C.bk, len(VD) + 2), v_full.index(stage), as_batch(v_s.index(stage), len(VD) + 2))
+                mbarrier.expect(v_full.index(stage), C.bk * C.bdv * 2)
+                load_columns(v_d, where, VD, t, pages, v_full.index(stage), v_s.index(stage), C)
         count += gl.maximum(t1 - t0, 0)
         done += 1
 
 
 @gluon.jit
 def rows_kernel(
-    x_d, y_d, v_d, c_d, rd, rds, cd, cds, sd, sds, out, F, I, unit, n, k, kept, items, entries, row_tiles, splits, section, C: gl.constexpr
+    x_d, y_d, v_d, c_d, rd, rds, cd, cds, sd, sds, pt, pts, out, F, I, unit, n, k, kept, items, entries, row_tiles, splits, section, C: gl.constexpr
 ):
     """One block a unit, which takes pieces of work in turn. Results, or with C.split the states of each split, go to `out`."""
     XB: gl.constexpr = 4 if C.groups == 3 else C.groups
@@ -551,7 +586,7 @@ def rows_kernel(
             [
                 (fold_rows, (buffers, barriers, rows_in, cols_in, shared, work, out, 0, C)),
                 (fold_rows, (buffers, barriers, rows_in, cols_in, shared, work, out, 1, C)),
-                (load_all, (x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C)),
+                (load_all, (x_d, y_d, v_d, c_d, buffers, barriers, rows_in, (pt, pts), shared, work, C)),
             ],
             [4, 1],
             [240, 24],
@@ -562,7 +597,7 @@ def rows_kernel(
                 (fold_rows, (buffers, barriers, rows_in, cols_in, shared, work, out, 0, C)),
                 (fold_rows, (buffers, barriers, rows_in, cols_in, shared, work, out, 1, C)),
                 (fold_rows, (buffers, barriers, rows_in, cols_in, shared, work, out, 2, C)),
-                (load_all, (x_d, y_d, v_d, c_d, buffers, barriers, rows_in, shared, work, C)),
+                (load_all, (x_d, y_d, v_d, c_d, buffers, barriers, rows_in, (pt, pts), shared, work, C)),
             ],
             [4, 4, 1],
             [160, 160, 24],

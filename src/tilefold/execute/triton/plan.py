@@ -303,6 +303,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     dims = [d for d in range(len(batch)) if d not in piece.summed]
     kept, kept_strides = collapse(dims, batch, lead)
     summed, summed_strides = collapse(piece.summed, batch, lead)
+    page = tensors[paged[0]].shape[-2] if paged else 0
     strides: dict[str, Any] = {}
     aligned: dict[int, bool] = {}
     number = 0
@@ -356,12 +357,12 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     )
     if (
         limits.matrix == 9
-        and not (tile_output or piece.summed or paged or mask.block is not None)
+        and not (tile_output or piece.summed or mask.block is not None)
         and ("loop", "portable") not in select.forced()
     ):
         from ..hopper import plan as hopper  # Gluon is imported where it serves
 
-        if hopper.serves(source, tensors, aligned, len(kept), k):
+        if hopper.serves(source, tensors, aligned, len(kept), k, page):
             own = generate.source_of(program, False, "specialised" if len(program.outputs) == 1 else "")
             every = [folds.lookup(o) for o in program.outputs]
             outs = tuple(item for j in range(len(piece.outputs)) for item in _outputs(places[j], shapes[j]))
@@ -407,7 +408,6 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
     wide_tl = tl.float64 if wide == torch.float64 else tl.float32
     precision = "tf32" if tf32 else "ieee"
     blocks = (0, 0) if mask.block is None else mask.block_size
-    page = tensors[paged[0]].shape[-2] if paged else 0
     described = None
     written = tile_output and padded and source.mask < 2 and not blocks[0]  # as a loop over tiles of scores
     if (
