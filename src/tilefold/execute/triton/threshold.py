@@ -133,12 +133,10 @@ def append(base, at, m, tau, t, limit, step: tl.constexpr, ASM: tl.constexpr):
 @triton.jit
 def operands_of(entry, rows, xs, ys, rd, rds, cds, tds, sd, sds, bs, F, I, n, k, kept, ROW: tl.constexpr, NX: tl.constexpr, NY: tl.constexpr,
                 NR: tl.constexpr, TR: tl.constexpr, NC: tl.constexpr, NT: tl.constexpr, NSC: tl.constexpr, TSC: tl.constexpr,
-                BLOCK: tl.constexpr, NK: tl.constexpr, WIDE: tl.constexpr):
+                NK: tl.constexpr, WIDE: tl.constexpr):
     """Where a batch entry's operands start, and what varies with its rows alone."""
     at = coordinates(entry, kept, NK)
-    b_off = tl.full((), 0, tl.int64)
-    if BLOCK[0] > 0:
-        b_off = batch_offsets(bs, 1, 2, at, (), NK, 0)[0]
+    b_off = batch_offsets(bs, len(bs), 2, at, (), NK, 0)
     sv = load_scalars(sd, batch_offsets(sds, NSC, 0, at, (), NK, 0), NSC, TSC, WIDE)
     rdv = load_vectors(rd, batch_offsets(rds, NR, 1, at, (), NK, 0), rds, rows, n, NR, TR, WIDE, True)
     rv = ROW(rdv, sv, F, I, rows, n, k, WIDE)
@@ -198,7 +196,7 @@ def sample_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, b
     rows = i0 + i_local
     x_off, y_off, c_off, t_off, b_off, sv, rdv, rv = operands_of(
         (tile0 + here) // row_tiles, rows, xs, ys, rd, rds, cds, tds, sd, sds, bs, F, I, n, k, kept, ROW, len(XDIM), len(YDIM), NR, TR, NC, NT,
-        NSC, TSC, BLOCK, NK, WIDE)
+        NSC, TSC, NK, WIDE)
     lo = None
     hi = None
     if MASK == 1:
@@ -265,7 +263,7 @@ def append_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, t
     c1 = tl.minimum(c0 + chunk, k)
     x_off, y_off, c_off, t_off, b_off, sv, rdv, rv = operands_of(
         (tile0 + here) // row_tiles, rows, xs, ys, rd, rds, cds, tds, sd, sds, bs, F, I, n, k, kept, ROW, len(XDIM), len(YDIM), NR, TR, NC, NT,
-        NSC, TSC, BLOCK, NK, WIDE)
+        NSC, TSC, NK, WIDE)
     lo = None
     hi = None
     first = c0
@@ -374,7 +372,7 @@ def rescore_kernel(x, xs, y, ys, rd, rds, cd, cds, td, tds, sd, sds, block, bs, 
         rows = row + i_local
         x_off, y_off, c_off, t_off, b_off, sv, rdv, rv = operands_of(
             (tile0 + here) // row_tiles, rows, xs, ys, rd, rds, cds, tds, sd, sds, bs, F, I, n, k, kept, ROW, len(XDIM), len(YDIM), NR, TR, NC,
-            NT, NSC, TSC, BLOCK, NK, WIDE)
+            NT, NSC, TSC, NK, WIDE)
         lo = None
         hi = None
         if MASK == 1:
