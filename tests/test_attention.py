@@ -156,6 +156,21 @@ def test_lengths_belong_to_the_batch_entries(h: int, hkv: int) -> None:
     agrees(run(q, k, v, mask=tf.mask.lengths(per_head)), reference(q, k, v, seen), q, k, v)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": "bottom_right"}, {"causal": "bottom_right", "window": (2, 0)}, {"alibi_slopes": True}],
+    ids=str,
+)
+def test_lengths_of_narrow_integers_do_not_wrap(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    q, k, v = qkv(2, 2, 2, 200, 127)
+    lengths = torch.tensor([3, 127])  # lengths - Sq is below the least of every 8-bit type
+    if "alibi_slopes" in options:
+        options = {"alibi_slopes": torch.rand(2, dtype=DOUBLE)}
+    got, want = (run(q, k, v, mask=tf.mask.lengths(n), **options) for n in (lengths.to(dtype), lengths))
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
 @HEADS
 @pytest.mark.parametrize("lead", ["none", "batch", "heads"])
 def test_packed_segments(h: int, hkv: int, lead: str) -> None:

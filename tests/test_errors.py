@@ -152,6 +152,18 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "rows: got a tensor of torch.float32",
     ),
+    "lengths of booleans": (
+        lambda: tf.mask.lengths(I > 0),
+        RuntimeError,
+        "lengths: got a tensor of torch.bool; expected a tensor of integers, uint8 or signed",
+    ),
+    "lengths of a type without arithmetic": (
+        lambda: tf.mask.lengths(I.to(torch.uint16)),
+        RuntimeError,
+        "lengths: got a tensor of torch.uint16",
+    ),
+    "interval of booleans": (lambda: tf.mask.interval(I, I > 0), RuntimeError, "stop: got a tensor of torch.bool"),
+    "segments of booleans": (lambda: tf.mask.segments(I > 0), RuntimeError, "rows: got a tensor of torch.bool"),
     "segments of a wrong length": (
         lambda: s().visible(tf.mask.segments(I)),
         RuntimeError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..errors import OptionError, ShapeError, explain
@@ -178,7 +179,7 @@ def score_rule(
         if packed is not None:
             return packed.top_left if name == "top_left" else packed.bottom_right
         if name == "bottom_right" and isinstance(mask, masks.Lengths):
-            return mask.lengths.unsqueeze(-1) - queries
+            return mask.lengths.to(torch.int64).unsqueeze(-1) - queries
         return name
 
     visible: list[Mask | Tensor] = []

@@ -16,6 +16,7 @@ from ..program import text
 from .debug import can_look_at
 
 ALIGNMENTS = ("top_left", "bottom_right")
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 # row i stands at column i + offset: "top_left" 0, "bottom_right" K - N, or integers [.., N or 1]
@@ -81,8 +82,8 @@ def _aligned(align: str, argument: str = "align") -> str:
 def _integers(argument: str, t: Any) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(explain(argument, type(t).__name__, "a tensor of integers"))
-    if t.is_floating_point() or t.is_complex():
-        raise ShapeError(explain(argument, f"a tensor of {t.dtype}", "a tensor of integers"))
+    if t.dtype not in INTEGERS:
+        raise ShapeError(explain(argument, f"a tensor of {t.dtype}", "a tensor of integers, uint8 or signed"))
 
 
 def causal(align: str = "top_left") -> Causal:
