@@ -711,6 +711,8 @@ def _zeros(*shape: int, **kwargs: Any) -> Tensor:
         ({"window": (1.5, 0)}, ValueError, "left: got 1.5"),
         ({"mask": tf.mask.lengths(torch.tensor([1, 2, 3]))}, RuntimeError, "lengths"),
         ({"bias": _zeros(4, 7)}, RuntimeError, r"\(4, 7\)"),
+        ({"mask": tf.mask.blocks(torch.ones(3, 1, 1, 1).bool(), (8, 8))}, RuntimeError, "mask.blocks: .*3"),
+        ({"mask": tf.mask.blocks(torch.ones(1, 2, 1, 1, 1).bool(), (8, 8))}, RuntimeError, "mask.blocks: .*1, 2, 1"),
         ({"mask": tf.mask.segments(torch.zeros(5, dtype=torch.int64))}, RuntimeError, "segments"),
         ({"mask": "causal"}, TypeError, "mask"),
     ],
@@ -719,6 +721,34 @@ def test_bad_input_is_named(changes: dict[str, Any], error: type[Exception], nam
     given: dict[str, Any] = {"q": _zeros(2, 4, 5, 8), "k": _zeros(2, 2, 7, 8), "v": _zeros(2, 2, 7, 8), **changes}
     with pytest.raises(error, match=names):
         tf.attention(**given)
+
+
+def _integers(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("hkv", [4, 2])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd", "thd"])
+@pytest.mark.parametrize("batch", [(3,), (3, 1), (3, 4), (1, 3), (1, 1, 4), (3, 1, 2)], ids=str)
+def test_mask_of_another_batch_is_named(hkv: int, layout: Any, batch: tuple[int, ...]) -> None:
+    q, k, v = qkv(1, 4, hkv, 5)
+    options: dict[str, Any] = {"layout": layout}
+    if layout != "bhsd":
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    if layout == "thd":
+        q, k, v = (t[0] for t in (q, k, v))
+        options["cu_seqlens_q"] = torch.tensor([0, 2, 5])
+    rows = _integers(*batch, 5)
+    given = {
+        "segments": tf.mask.segments(rows),
+        "interval": tf.mask.interval(_integers(5), rows),
+        "blocks": tf.mask.blocks(torch.ones(*batch, 1, 1).bool(), (8, 8)),
+    }
+    if layout != "thd":
+        given["lengths"] = tf.mask.lengths(_integers(*batch))
+    for name, mask in given.items():
+        with pytest.raises(tf.errors.ShapeError, match=f"mask.{name}: got leading dimensions"):
+            tf.attention(q, k, v, mask=mask, **options)
 
 
 def test_second_derivative_is_an_error() -> None:

@@ -24,16 +24,17 @@ class Heads(NamedTuple):
                 if m.dim() > 4 or not all(fits):
                     may_be = f"a shape that broadcasts to [B, H, Sq, Sk] = {list(self.shape)}"
                     raise ShapeError(explain(argument, f"shape {tuple(m.shape)}", may_be))
-                return self._split(argument, m, -3)
-            case masks.Lengths():  # [B] and [B, S] serve every head
-                t = m.lengths
-                return masks.Lengths(self._split(argument, t.unsqueeze(-1) if t.dim() == 1 else t, -1))
+                return self._split(argument, m, 2)
+            case masks.Lengths():
+                return masks.Lengths(self._of_entries(f"{argument}.lengths", m.lengths, 0))
             case masks.Segments():
-                return masks.Segments(self._rows(argument, m.rows), self._rows(argument, m.cols))
+                name = f"{argument}.segments"
+                return masks.Segments(self._of_entries(name, m.rows, 1), self._of_entries(name, m.cols, 1))
             case masks.Interval():
-                return masks.Interval(self._rows(argument, m.start), self._rows(argument, m.stop))
+                name = f"{argument}.interval"
+                return masks.Interval(self._of_entries(name, m.start, 1), self._of_entries(name, m.stop, 1))
             case masks.Blocks():
-                return masks.Blocks(self._split(argument, m.table, -3), m.size)
+                return masks.Blocks(self._split(f"{argument}.blocks", m.table, 2), m.size)
         return m
 
     @property
@@ -44,18 +45,22 @@ class Heads(NamedTuple):
     def groups(self) -> tuple[int, int]:
         return self.kv_heads, self.heads // self.kv_heads
 
-    def _rows(self, argument: str, t: Tensor) -> Tensor:
-        """[S], [B, S] or [B, H, S]."""
-        return self._split(argument, t.unsqueeze(-2) if t.dim() == 2 else t, -2)
+    def _of_entries(self, argument: str, t: Tensor, tail: int) -> Tensor:
+        """[..], [B, ..] or [B, H, ..] with `tail` dimensions behind; what lacks H serves every head."""
+        return self._split(argument, t.unsqueeze(1) if t.dim() == tail + 1 else t, tail)
 
-    def _split(self, argument: str, t: Tensor, dim: int) -> Tensor:
-        if t.dim() < -dim:
-            return t
-        if t.shape[dim] != 1 and t.shape[dim] != self.heads:
+    def _split(self, argument: str, t: Tensor, tail: int) -> Tensor:
+        """[..], [H, ..] or [B, H, ..] with `tail` dimensions behind, in the heads' groups."""
+        lead = t.dim() - tail
+        # sizes one by one: torch.compile guards a symbolic size only where it is compared
+        fits = lead < 1 or t.shape[lead - 1] == 1 or t.shape[lead - 1] == self.heads
+        fits = fits and (lead < 2 or t.shape[0] == 1 or t.shape[0] == self.shape[0])
+        if lead > 2 or not fits:
+            was = f"leading dimensions {tuple(t.shape[:lead])}"
             raise ShapeError(
-                explain(argument, f"shape {tuple(t.shape)}", f"{self.heads} heads (or 1) in dimension {dim}")
+                explain(argument, was, f"none, or (B, H) = {self.shape[:2]} with 1 for what it serves alike")
             )
-        if self.heads == self.kv_heads:
+        if lead < 1 or self.heads == self.kv_heads:
             return t
-        groups = (1, 1) if t.shape[dim] == 1 else self.groups
-        return t.reshape(*t.shape[:dim], *groups, *t.shape[dim + 1 or t.dim() :])
+        groups = (1, 1) if t.shape[lead - 1] == 1 else self.groups
+        return t.reshape(*t.shape[: lead - 1], *groups, *t.shape[lead:])
