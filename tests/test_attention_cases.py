@@ -694,6 +694,11 @@ CU = torch.tensor([0, 2, 5])
             r"q, k\[1\], v\[1\]: got shapes",
         ),
         (
+            {"k": [torch.zeros(2, 2, 7, 8)] * 2, "v": [torch.zeros(2, 2, 7, 8), torch.zeros(2, 2, 7, 1)]},
+            RuntimeError,
+            r"q, k\[1\], v\[1\]: got shapes .*\(2, 2, 7, 1\)",
+        ),
+        (
             {
                 "k": [torch.zeros(2, 2, 4, 8)] * 2,
                 "v": [torch.zeros(2, 2, 4, 8)] * 2,

@@ -59,8 +59,8 @@ def check_operands(q: Any, keys: list[Any], values: list[Any], layout: Layout) -
         if v.dtype not in DTYPES or v.device != q.device:
             was = f"a tensor of {v.dtype} on {v.device}"
             raise ShapeError(explain(value, was, f"float16, bfloat16, float32 or float64 on {q.device}"))
-        first = keys[0].shape
-        alike = k.shape[:-1] == v.shape[:-1] and k.shape[heads_at] == first[heads_at]
+        alike = k.shape[:-1] == v.shape[:-1] and k.shape[heads_at] == keys[0].shape[heads_at]
+        alike = alike and v.shape[-1] == values[0].shape[-1]
         if not alike or (dims == 4 and (q.shape[0] != k.shape[0])):
             was = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
             raise ShapeError(explain(f"q, {key}, {value}", was, SHAPES[layout]))
