@@ -112,6 +112,14 @@ def test_head_sizes(d: int) -> None:
 
 
 @HEADS
+def test_queries_without_features_see_every_key_alike(h: int, hkv: int) -> None:
+    q, k, v = qkv(2, h, hkv, 5, 7, 0, 3)
+    agrees(run(q, k, v), reference(q, k, v, scale=1.0), q, k, v)
+    agrees(run(q, k, v, causal="top_left"), reference(q, k, v, causal(5, 7), scale=1.0), q, k, v)
+    torch.testing.assert_close(tf.attention(q, k, v)[:, :, 0], v.mean(-2).repeat_interleave(h // hkv, 1))
+
+
+@HEADS
 @pytest.mark.parametrize("sides", [(3, 0), (None, 2), (2, None), (4, 4), (0, 0), (None, None), (100, 100)], ids=str)
 @pytest.mark.parametrize("align", ["top_left", "bottom_right"])
 def test_windows(h: int, hkv: int, sides: tuple[int | None, int | None], align: str) -> None:

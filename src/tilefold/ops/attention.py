@@ -90,7 +90,7 @@ def attention(
         causal: "top_left": query i sees keys j <= i; "bottom_right": the last query sees all keys.
             True: either, for Sq = Sk only. With `mask.lengths` or cu_seqlens the last key is that of the own sequence.
         scale: factor of q.k, any number or a tensor broadcastable to [B, H, Sq, Sk] (differentiable);
-            default 1 / sqrt(D)
+            default 1 / sqrt(D), 1 for D = 0
         window: (left, right) keys visible beside a query's own place, both inclusive; None: no bound on that side.
             Aligned as `causal`, top_left without it.
         softcap: c tanh(s / c) in the place of the scaled s

@@ -204,7 +204,7 @@ def score_rule(
         alibi = heads("alibi_slopes", per_query.unsqueeze(-1)), place("bottom_right")
     return Rule(
         keys,
-        width**-0.5 if scale is None else heads("scale", scale),
+        max(width, 1) ** -0.5 if scale is None else heads("scale", scale),
         softcap,
         alibi,
         None if bias is None else heads("bias", bias),
