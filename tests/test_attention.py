@@ -707,6 +707,8 @@ def _zeros(*shape: int, **kwargs: Any) -> Tensor:
         ({"causal": True}, ValueError, "causal"),
         ({"window": (-1, 0)}, ValueError, "left: got -1"),
         ({"softcap": -1.0}, ValueError, "softcap"),
+        ({"softcap": INF}, ValueError, "softcap: got inf"),
+        ({"softcap": "a"}, TypeError, "softcap: got str"),
         ({"mask": _zeros(5, 7)}, RuntimeError, "mask.*bool"),
         ({"mask": _zeros(5, 6, dtype=torch.bool)}, RuntimeError, r"\(5, 6\)"),
         ({"mask": _zeros(3, 5, 7, dtype=torch.bool)}, RuntimeError, r"mask: .*\[2, 4, 5, 7\]"),

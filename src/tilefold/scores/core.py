@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -289,7 +290,8 @@ def settled(value: Any) -> Any:
     return value
 
 
-def number(value: Any) -> str:
+def number(value: Any, argument: str = "operand", may_be: str = "a number, a tensor, or scores") -> str:
+    """A number as an expression. Raises TypeError for anything else, by the argument's name."""
     if isinstance(value, (int, float)):
         value = settled(value)
     if isinstance(value, bool):
@@ -299,8 +301,8 @@ def number(value: Any) -> str:
     if isinstance(value, float):
         return text.number(value, "float")
     if getattr(value, "size", None) == 1 and not isinstance(value, Tensor):  # a numpy scalar
-        return number(value.item())
-    raise TypeError(explain("operand", type(value).__name__, "a number, a tensor, or scores"))
+        return number(value.item(), argument, may_be)
+    raise TypeError(explain(argument, type(value).__name__, may_be))
 
 
 def autocast(t: Tensor) -> Tensor:
@@ -552,7 +554,8 @@ class Scores(Pointwise):
         """cap * tanh(s / cap), or the scores themselves for None."""
         if cap is None:
             return self
-        if not cap > 0:
+        number(cap, "softcap", "a positive number, or None")
+        if not 0 < cap < math.inf:
             raise OptionError(explain("softcap", str(cap), "a positive number, or None"))
         capped: Scores = self.div(float(cap)).tanh().mul(float(cap))
         return capped
