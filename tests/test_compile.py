@@ -145,6 +145,22 @@ def test_masked_scores_compile_in_one_graph(name: str) -> None:
     check(lambda x, y, v: tf.fold(tf.scores(x, y).visible(*masks), tf.SoftmaxSum(v)), (x, y, v))
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda w: tf.mask.window(w, w - 2),
+        lambda w: tf.mask.window(None, w, align="bottom_right"),
+        lambda w: tf.mask.blocks(torch.eye(6, dtype=torch.bool)[: -(-12 // w), : -(-14 // w)], (w, w)),
+    ],
+    ids=["window", "open window", "blocks"],
+)
+def test_width_of_a_mask_may_be_a_symbolic_number(made: Any) -> None:
+    q, k = torch.randn(1, 2, 12, 4), torch.randn(1, 2, 14, 4)
+    compiled = torch.compile(lambda w: tf.attention(q, k, k, mask=made(w)), backend="aot_eager", fullgraph=True)
+    for w in (3, 4, 5):
+        torch.testing.assert_close(compiled(w), tf.attention(q, k, k, mask=made(w)))
+
+
 def test_views_of_a_language_models_loss_compile() -> None:
     h, w, labels = (
         torch.randn(2, 9, 6, requires_grad=True),

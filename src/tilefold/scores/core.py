@@ -563,7 +563,7 @@ class Scores(Pointwise):
     def _mask_of(self, m: masks.Mask | Tensor) -> tuple[Scores, text.MaskText]:
         if isinstance(m, (masks.Causal, masks.Window)):
             s, here = self._place(m.align)
-            return s, masks.band(m, here)
+            return s, _band(m, here)
         if isinstance(m, masks.Interval):
             s, lo = self._row_data(m.start, "interval(start)")
             s, hi = s._row_data(m.stop, "interval(stop)")
@@ -574,14 +574,15 @@ class Scores(Pointwise):
         if isinstance(m, masks.Segments):
             return self._segments(m)
         if isinstance(m, masks.Blocks):
-            need = (-(-self._n // m.size[0]), -(-self._k // m.size[1]))
+            size = settled(m.size[0]), settled(m.size[1])
+            need = (-(-self._n // size[0]), -(-self._k // size[1]))
             if m.table.dtype != torch.bool or tuple(m.table.shape[-2:]) != need:
                 was = f"{m.table.dtype} of shape {tuple(m.table.shape)}"
                 raise ShapeError(explain("table", was, f"torch.bool of shape [.., {need[0]}, {need[1]}]"))
             _same_device(self.device, m.table.device, "table")
             batch = broadcast(self._batch, m.table.shape[:-2], "table")
             s = self._with(operands=(*self._operands, m.table), kinds=(*self._kinds, "block"), batch=batch)
-            return s, ("row", None, None, len(self._operands), m.size, None)
+            return s, ("row", None, None, len(self._operands), size, None)
         if isinstance(m, Tensor):
             if m.dtype != torch.bool:
                 raise ShapeError(
@@ -1046,6 +1047,14 @@ class Normalized(Pointwise):
         from .torch_functions import dispatch
 
         return dispatch(func, args, kwargs or {})
+
+
+def _band(mask: masks.Causal | masks.Window, here: str) -> text.MaskText:
+    """The interval of a row that stands at column `here`, an expression."""
+    left, right = (None, 0) if isinstance(mask, masks.Causal) else (mask.left, mask.right)
+    lo = None if left is None else text.apply("sub", here, number(left))
+    hi = None if right is None else text.apply("add", here, number(right + 1))
+    return ("row", lo, hi, None, (0, 0), None)
 
 
 def _versions(operands: Sequence[Tensor]) -> tuple[int, ...]:

@@ -172,14 +172,6 @@ def offset(align: str) -> str:
     return text.number(0, "int") if align == "top_left" else text.apply("sub", text.size("col"), text.size("row"))
 
 
-def band(mask: Causal | Window, here: str) -> text.MaskText:
-    """The interval of a row that stands at column `here`, an expression."""
-    left, right = (None, 0) if isinstance(mask, Causal) else (mask.left, mask.right)
-    lo = None if left is None else text.apply("sub", here, text.number(left, "int"))
-    hi = None if right is None else text.apply("add", here, text.number(right + 1, "int"))
-    return ("row", lo, hi, None, (0, 0), None)
-
-
 def of_segments(mask: Segments) -> Interval:
     """The columns of each row's segment, by two searches on the device."""
     rows, cols = mask.rows, mask.cols
