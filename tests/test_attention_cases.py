@@ -5,6 +5,7 @@ Case numbers are those of the project's list of reports about attention.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -639,6 +640,47 @@ def test_shards_compile_into_one_graph(dynamic: bool) -> None:
         return tf.attention(q, keys, values, causal="bottom_right").square().sum()
 
     compiled_like_eager(loss, q, k, v, dynamic=dynamic)
+
+
+META = SHARDED | TRACED | {"blocks": {"mask": tf.mask.blocks(torch.ones(2, 1, 1, 1).bool(), (32, 32))}}
+
+
+def on_meta(value: Any) -> Any:
+    """An option with its tensors, and those of a mask, on the meta device."""
+    if isinstance(value, Tensor):
+        return value.to("meta")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(*(on_meta(getattr(value, f.name)) for f in dataclasses.fields(value)))
+    return value
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("hkv", [4, 2])
+@pytest.mark.parametrize("name", META)
+def test_operands_on_the_meta_device_give_results_without_values(name: str, hkv: int) -> None:
+    options = META[name]
+    real = qkv(2, 4, hkv, 10, 19) if name != "layout" else [leaf(2, 11, h, 16) for h in (4, hkv, hkv)]
+    want = run(*real, **options)
+    q, k, v = (t.detach().to("meta").requires_grad_() for t in real)
+    for _ in range(2):
+        got = run(q, k, v, **{n: on_meta(o) for n, o in options.items()})
+        assert [(t.device.type, t.shape, t.dtype, t.stride()) for t in got] == [
+            ("meta", t.shape, t.dtype, t.stride()) for t in want
+        ]
+        grads = torch.autograd.grad(got[0].sum() + got[1].sum(), (q, k, v))
+        assert [(g.device.type, g.shape) for g in grads] == [("meta", t.shape) for t in real]
+    if name in SHARDED:
+        got = run(q, list(k.split(10, 2)), list(v.split(10, 2)), **{n: on_meta(o) for n, o in options.items()})
+        assert [t.shape for t in got] == [t.shape for t in want]
+
+
+def test_packed_sequences_on_the_meta_device() -> None:
+    q, k, v, cu_q, cu_k = packed("cross", 4, 2)
+    options = {"layout": "thd", "causal": "bottom_right", "alibi_slopes": torch.rand(4, dtype=DOUBLE)}
+    options |= {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    out, lse = run(*(t.to("meta") for t in (q, k, v)), **{n: on_meta(o) for n, o in options.items()})
+    assert out.is_meta and lse.is_meta
+    assert [t.shape for t in (out, lse)] == [t.shape for t in run(q, k, v, **options)]
 
 
 def test_dropout_without_a_seed_compiles() -> None:

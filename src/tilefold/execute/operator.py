@@ -41,12 +41,14 @@ def type_names(*types: torch.dtype) -> str:
 def _run(
     operands: Sequence[Tensor], program: str, sizes: Sequence[int], dtypes: str, read: tuple[bool, ...] = ()
 ) -> list[Tensor]:
+    if operands[0].is_meta:
+        return _shapes(operands, program, sizes, dtypes)
     *batch, n, k = sizes
     return backend.run(Program.parse(program), operands, tuple(batch), n, k, named_types(dtypes), read)
 
 
 def _shapes(operands: Sequence[Tensor], program: str, sizes: Sequence[int], dtypes: str) -> list[Tensor]:
-    """Results without values, for tracing."""
+    """Results without values, for tracing and on the meta device."""
     parsed = Program.parse(program)
     *batch, n, k = sizes
     wide = torch.float64 if any(t.dtype == torch.float64 for t in operands) else torch.float32
