@@ -175,6 +175,24 @@ def test_grouped_heads_of_torchs_attention() -> None:
         scaled_dot_product_attention(q, k, v)
 
 
+@pytest.mark.parametrize("heads", [(4, 2, 4), (4, 4, 2), (6, 2, 3), (6, 1, 2)], ids=str)
+def test_grouped_heads_of_key_and_value_may_differ(heads: tuple[int, int, int]) -> None:
+    h, of_k, of_v = heads
+    q, k, v = leaf(2, h, 9, 8), leaf(2, of_k, 13, 8), leaf(2, of_v, 13, 5)
+    like_torch(q, k, v, enable_gqa=True, is_causal=True)
+    for name, given in (("key", (k[:, :0], v)), ("value", (k, leaf(2, 5, 13, 5)))):
+        with pytest.raises(tf.errors.ShapeError, match=f"{name}: got . heads for {h} query heads"):
+            scaled_dot_product_attention(q, *given, enable_gqa=True)
+
+
+@pytest.mark.parametrize("gqa", [False, True])
+def test_no_head_at_all(gqa: bool) -> None:
+    like_torch(leaf(2, 0, 9, 8), leaf(2, 0, 13, 8), leaf(2, 0, 13, 5), enable_gqa=gqa)
+    q, k, v = qkv(2, 0, 0, 9, 13)
+    out, lse = tf.attention(q, k, v, causal="bottom_right", sinks=torch.zeros(0, dtype=DOUBLE), return_lse=True)
+    assert out.shape == (2, 0, 9, 16) and lse.shape == (2, 0, 9)
+
+
 def test_dropout_of_torchs_attention() -> None:
     q, k, v = qkv(1, 4, 4, 40, 50)
     eye = torch.eye(50, dtype=DOUBLE).expand(1, 4, 50, 50)

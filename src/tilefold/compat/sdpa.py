@@ -31,7 +31,7 @@ def scaled_dot_product_attention(
         dropout_p: probability with which a weight becomes 0, below 1; the seed is drawn from torch's generator
         is_causal: query i sees keys j <= i, whatever L and S are
         scale: default 1 / sqrt(E)
-        enable_gqa: H may be a multiple of Hkv
+        enable_gqa: H may be a multiple of Hkv, which may be another number in key than in value
     Raises:
         ShapeError: for shapes, devices or data types that do not go together, and a mask beside is_causal=True
         OptionError: for dropout_p out of its range
@@ -47,6 +47,9 @@ def scaled_dot_product_attention(
     if not enable_gqa:
         (all_heads,) = _broadcast("query, key, value (enable_gqa=False)", "heads", *((n,) for n in heads))
         heads = [all_heads, 1, 1] if heads[1] == heads[2] == 1 else [all_heads] * 3
+    elif heads[1] != heads[2]:
+        k, v = _same_heads(heads, k, v)
+        heads[1:] = k.shape[-3], v.shape[-3]
     q, k, v = (
         t.expand(*batch, h, *t.shape[-2:]).reshape(math.prod(batch), h, *t.shape[-2:]) for t, h in zip((q, k, v), heads)
     )
@@ -67,6 +70,15 @@ def _broadcast(argument: str, what: str, *shapes: tuple[int, ...]) -> tuple[int,
     except RuntimeError:
         was = ", ".join(str(list(s)) for s in shapes)
         raise ShapeError(explain(argument, f"{what} {was}", f"{what} that broadcast")) from None
+
+
+def _same_heads(heads: list[int], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Key and value with as many heads, the fewest that serve both; `heads`: of query, key and value."""
+    for name, n in (("key", heads[1]), ("value", heads[2])):
+        if n == 0 or heads[0] % n:
+            raise ShapeError(explain(name, f"{n} heads for {heads[0]} query heads", "a number that divides query's"))
+    both = math.lcm(heads[1], heads[2])
+    return k.repeat_interleave(both // heads[1], -3), v.repeat_interleave(both // heads[2], -3)
 
 
 def _mask(mask: Tensor, batch: tuple[int, ...], tail: tuple[int, int, int]) -> Tensor:

@@ -65,7 +65,7 @@ def check_operands(q: Any, keys: list[Any], values: list[Any], layout: Layout) -
             was = f"shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
             raise ShapeError(explain(f"q, {key}, {value}", was, SHAPES[layout]))
     heads, kv_heads = q.shape[heads_at], keys[0].shape[heads_at]
-    if kv_heads == 0 or heads % kv_heads:
+    if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
         was = f"{kv_heads} heads for {heads} query heads"
         raise ShapeError(explain(names[0][0], was, "a number of heads that divides q's"))
 
