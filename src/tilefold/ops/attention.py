@@ -13,12 +13,12 @@ from ..errors import OptionError, ShapeError, explain
 from ..execute.operator import fold_directly, is_plain, type_names
 from ..folds import Fold, LogSumExp, SoftmaxSum
 from ..scores import Scores
-from ..scores.api import Assembled, assemble, run, run_assembled
+from ..scores.api import DTYPES, Assembled, assemble, run, run_assembled
 from ..scores.core import autocast
 from ..scores.dropout import dropped
 from ..scores.mask import Mask
 from ..scores.merge import fold_shards
-from .attention_scores import Causal, Layout, Rule, check_operands, check_packing, heads_first, score_rule
+from .attention_scores import Causal, Layout, Rule, check_operands, check_packing, check_tensor, heads_first, score_rule
 from .heads import Heads
 from .paged import check_pages, over_pages, stand_in
 
@@ -141,11 +141,12 @@ def attention(
     values = [autocast(heads_first(t, layout)) for t in values]
     heads = Heads(q.shape[1], keys[0].shape[1], (q.shape[0], q.shape[1], q.shape[2], sum(t.shape[2] for t in keys)))
     _check_sinks(sinks, heads, q.device)
-    _check_dropout(dropout_p, seed)
-    if out_dtype is not None and not out_dtype.is_floating_point:
-        raise OptionError(explain("out_dtype", str(out_dtype), "a floating-point type, or None for that of q"))
+    _check_dropout(dropout_p, seed, q.device)
+    if out_dtype is not None and out_dtype not in DTYPES:
+        may_be = "torch.float16, bfloat16, float32 or float64, or None for that of q"
+        raise OptionError(explain("out_dtype", repr(out_dtype), may_be))
     rule = score_rule(
-        heads, q.shape[-1], causal=causal, scale=scale, window=window, softcap=softcap, bias=bias,
+        heads, q.shape[-1], q.device, causal=causal, scale=scale, window=window, softcap=softcap, bias=bias,
         alibi_slopes=alibi_slopes, mask=mask, score_mod=score_mod, cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
         shards=len(keys),
     )  # fmt: skip
@@ -279,14 +280,16 @@ def _with_sink(lse: Tensor, sinks: Tensor) -> Tensor:
 Dropout = tuple[float, Tensor, Tensor]  # p, seed, number of each batch entry and head
 
 
-def _check_dropout(p: Any, seed: Any) -> None:
+def _check_dropout(p: Any, seed: Any, device: torch.device) -> None:
     if not isinstance(p, (int, float)) or not 0 <= p < 1:
         raise OptionError(explain("dropout_p", repr(p), "a probability, 0 <= p < 1"))
     if not isinstance(seed, (int, Tensor, type(None))):
         raise TypeError(explain("seed", type(seed).__name__, "an int, a tensor of one integer, or None"))
-    if isinstance(seed, Tensor) and (seed.numel() != 1 or seed.is_floating_point()):
-        was = f"{seed.dtype} of shape {tuple(seed.shape)}"
-        raise ShapeError(explain("seed", was, "one integer"))
+    if isinstance(seed, Tensor):
+        check_tensor("seed", seed, device)
+        if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
+            was = f"{seed.dtype} of shape {tuple(seed.shape)}"
+            raise ShapeError(explain("seed", was, "one integer"))
 
 
 def _dropout(p: float, seed: int | Tensor | None, heads: Heads, device: torch.device) -> Dropout:

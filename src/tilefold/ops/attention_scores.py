@@ -13,6 +13,7 @@ from ..program import text
 from ..scores import Scores, scores
 from ..scores import mask as masks
 from ..scores.api import DTYPES, check_points
+from ..scores.core import number
 from ..scores.mask import ALIGNMENTS, Align, Mask
 from ..scores.views import columns_of
 from .heads import Heads
@@ -38,9 +39,17 @@ def heads_first(t: Tensor, layout: Layout) -> Tensor:
     return t
 
 
+def check_tensor(argument: str, t: Tensor, device: torch.device) -> None:
+    """That a tensor is dense and lies where q does."""
+    if t.layout != torch.strided:
+        raise ShapeError(explain(argument, f"a tensor of layout {t.layout}", "a dense tensor; see Tensor.to_dense"))
+    if t.device != device:
+        raise ShapeError(explain(argument, f"a tensor on {t.device}", f"one on {device}, as q"))
+
+
 def check_operands(q: Any, keys: list[Any], values: list[Any], layout: Layout) -> None:
     """What must hold of q, and of each shard of the keys and values."""
-    if layout not in SHAPES:
+    if not isinstance(layout, str) or layout not in SHAPES:
         raise OptionError(explain("layout", repr(layout), ", ".join(map(repr, SHAPES))))
     if len(keys) != len(values) or not keys:
         raise ShapeError(
@@ -56,9 +65,9 @@ def check_operands(q: Any, keys: list[Any], values: list[Any], layout: Layout) -
             if t.dim() != dims:
                 may_be = f"{'three' if dims == 3 else 'four'} dimensions, {LETTERS[layout]}"
                 raise ShapeError(explain(name, f"shape {tuple(t.shape)}", may_be))
-        if v.dtype not in DTYPES or v.device != q.device:
-            was = f"a tensor of {v.dtype} on {v.device}"
-            raise ShapeError(explain(value, was, f"float16, bfloat16, float32 or float64 on {q.device}"))
+        check_tensor(value, v, q.device)
+        if v.dtype not in DTYPES:
+            raise ShapeError(explain(value, f"a tensor of {v.dtype}", "float16, bfloat16, float32 or float64"))
         alike = k.shape[:-1] == v.shape[:-1] and k.shape[heads_at] == keys[0].shape[heads_at]
         alike = alike and v.shape[-1] == values[0].shape[-1]
         if not alike or (dims == 4 and (q.shape[0] != k.shape[0])):
@@ -132,7 +141,12 @@ def _alibi(s: Scores, slopes: Tensor, align: Align) -> Scores:
 
 
 def _modified(s: Scores, score_mod: Callable[[Scores], Scores]) -> Scores:
-    made = score_mod(s)
+    try:
+        made = score_mod(s)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise  # from inside the function
+        raise OptionError(explain("score_mod", str(error), "a function of the scores alone")) from None
     if not isinstance(made, Scores) or made.shape != s.shape:
         was = f"a function that returned {type(made).__name__} of shape {tuple(getattr(made, 'shape', ()))}"
         raise OptionError(explain("score_mod", was, f"one that returns scores of the same shape {tuple(s.shape)}"))
@@ -142,6 +156,7 @@ def _modified(s: Scores, score_mod: Callable[[Scores], Scores]) -> Scores:
 def score_rule(
     heads: Heads,
     width: int,
+    device: torch.device,
     *,
     causal: Causal,
     scale: float | Tensor | None,
@@ -154,7 +169,7 @@ def score_rule(
     cu_seqlens: tuple[Tensor | None, Tensor | None],
     shards: int,
 ) -> Rule:
-    """The arguments of `attention`, checked; `width`: features of a query."""
+    """The arguments of `attention`, checked; `width`: features of a query, `device`: where it lies."""
     batch, _, queries, keys = heads.shape
     cu_seqlens_q, cu_seqlens_k = cu_seqlens
     same = queries == keys if cu_seqlens_q is None else cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q
@@ -162,6 +177,13 @@ def score_rule(
     if bias is not None and (not isinstance(bias, Tensor) or not bias.is_floating_point()):
         was = f"a tensor of {bias.dtype}" if isinstance(bias, Tensor) else type(bias).__name__
         raise ShapeError(explain("bias", was, "a floating-point tensor; `mask` takes booleans"))
+    if isinstance(scale, Tensor) and scale.is_complex():
+        raise ShapeError(explain("scale", f"a tensor of {scale.dtype}", "real numbers"))
+    if scale is not None and not isinstance(scale, Tensor):
+        number(scale, "scale", "a number, a tensor, or None for 1 / sqrt(D)")
+    for name, given in (("bias", bias), ("scale", scale), ("mask", mask)):
+        if isinstance(given, Tensor):
+            check_tensor(name, given, device)
     if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
         raise OptionError(explain("window", repr(window), "(left, right), numbers of keys or None"))
     band = None if window is None else masks.window(*window)
