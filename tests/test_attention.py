@@ -659,6 +659,9 @@ def test_options_that_are_equal_stay_apart() -> None:
         tf.attention(q, k, v, causal=1)  # type: ignore[arg-type]
     for scale in (1.0, 1, 2, 2.0):
         torch.testing.assert_close(tf.attention(q, k, v, scale=scale), reference(q, k, v, scale=scale)[0])
+    for wide in (1, True):
+        seen = window(3, 3, 1, 0)
+        torch.testing.assert_close(tf.attention(q, k, v, window=(wide, 0)), reference(q, k, v, seen)[0])
     with pytest.raises(ValueError, match="left"):
         tf.attention(q, k, v, window=([1], 0))  # type: ignore[arg-type]
 

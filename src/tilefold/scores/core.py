@@ -1052,8 +1052,8 @@ class Normalized(Pointwise):
 def _band(mask: masks.Causal | masks.Window, here: str) -> text.MaskText:
     """The interval of a row that stands at column `here`, an expression."""
     left, right = (None, 0) if isinstance(mask, masks.Causal) else (mask.left, mask.right)
-    lo = None if left is None else text.apply("sub", here, number(left))
-    hi = None if right is None else text.apply("add", here, number(right + 1))
+    lo = None if left is None else text.apply("sub", here, text.number(settled(left), "int"))
+    hi = None if right is None else text.apply("add", here, text.number(settled(right + 1), "int"))
     return ("row", lo, hi, None, (0, 0), None)
 
 
