@@ -1,4 +1,4 @@
-"""How good the choice of tiles is: every configuration of the warp-specialised loops, timed beside the chosen one.
+"""How good the choice of tiles is: combinations of what the specialised loops can be given, beside the chosen ones.
 
     python -m benchmarks.sweep --json OUT.json [--only NAME ...]
 

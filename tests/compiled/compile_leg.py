@@ -31,7 +31,7 @@ from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from tilefold.execute import backend, operator, select
+from tilefold.execute import operator, select
 from tilefold.execute import triton as loops
 from tilefold.execute.hopper import columns_plan
 from tilefold.execute.hopper import plan as hopper
@@ -82,19 +82,14 @@ def record(make: Callable[[], Any]) -> list[Call]:
     calls: list[Call] = []
 
     def run(
-        program: Program,
-        operands: Sequence[Tensor],
-        batch: tuple[int, ...],
-        n: int,
-        k: int,
-        dtypes: Sequence[torch.dtype],
-        read: tuple[bool, ...],
+        operands: Sequence[Tensor], program: str, sizes: Sequence[int], dtypes: str, read: tuple[bool, ...] = ()
     ) -> list[Tensor]:
-        calls.append(Call(program, tuple(operands), tuple(batch), n, k, tuple(dtypes)))
-        return operator._shapes(operands, program.text, (*batch, n, k), operator.type_names(*dtypes))
+        *batch, n, k = sizes
+        calls.append(Call(Program.parse(program), tuple(operands), tuple(batch), n, k, operator.named_types(dtypes)))
+        return operator._shapes(operands, program, sizes, dtypes)
 
     # torch knows no autocast for tensors without data
-    with mock.patch.object(backend, "run", run), mock.patch.object(torch, "is_autocast_enabled", lambda *_: False):
+    with mock.patch.object(operator, "_run", run), mock.patch.object(torch, "is_autocast_enabled", lambda *_: False):
         make()
     return calls
 

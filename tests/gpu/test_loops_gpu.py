@@ -222,6 +222,7 @@ STRUCTURES = (
     (128, 128, BF16, "none", 1),
     (64, 64, BF16, "bottom_right", 4),
     (128, 64, F16, "window", 1),
+    (64, 128, BF16, "none", 2),
     (96, 40, BF16, "lengths", 2),
 )
 
@@ -278,6 +279,14 @@ def test_gradients_beside_padding_that_is_nan(device: torch.device) -> None:
         k[0, :, 130:], v[0, :, 130:] = filler, filler
         own = [t.clone().requires_grad_() for t in (q, k, v)]
         results.append(torch.autograd.grad(tf.attention(*own, mask=lengths), own, grad))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=1e-3)
+    results = []
+    short = torch.arange(300, device=device) < 130
+    for filler in (0.0, torch.nan):  # the same by a boolean mask
+        k[:, :, 130:], v[:, :, 130:] = filler, filler
+        own = [t.clone().requires_grad_() for t in (q, k, v)]
+        results.append(torch.autograd.grad(tf.attention(*own, mask=short[None, None, None]), own, grad))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=0.02, atol=1e-3)
     results = []

@@ -40,8 +40,8 @@ def flash_attn_func(
         window_size: (left, right) keys beside i + Sk - Sq, inclusive; -1: no bound
         softcap: c tanh(s / c); 0: none
         alibi_slopes: [H] or [B, H], adds -slope |i + Sk - Sq - j|
-        deterministic: gradients, too, have the same bits each time, which costs time on sm_90; under
-            torch.compile torch.use_deterministic_algorithms(True) asks for it
+        deterministic: gradients, too, have the same bits each time, which costs time on sm_90; not read
+            under torch.compile, where torch.use_deterministic_algorithms(True) asks for it
         return_attn_probs: give (output, log-sum-exp [B, H, Sq] float32, None); the weights are never in memory
     Raises:
         ShapeError, OptionError: as `tilefold.attention`
@@ -97,7 +97,9 @@ def flash_attn_varlen_func(
 
 
 def _order(deterministic: bool) -> contextlib.AbstractContextManager[None]:
-    return select.using(**dict(select.forced()), ordered=True) if deterministic else contextlib.nullcontext()
+    if not deterministic or torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    return select.using(**dict(select.forced()) | {"ordered": True})
 
 
 def flash_attn_with_kvcache(

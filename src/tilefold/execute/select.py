@@ -104,7 +104,7 @@ _override: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVa
 def using(**fields: Any) -> Iterator[None]:
     """Forces fields of Tiles for calls inside and their gradients: for tests and the sweep that checks the selection.
 
-    `ordered` leaves out loops that add in any order.
+    `ordered` leaves out loops that add in any order. A gradient takes what its forward call was given.
     """
     token = _override.set(fields)
     try:

@@ -161,24 +161,19 @@ def expressions(leaves, known, r0, stage, bounds, c, sv, cols, edge, shared, gat
     rows = r0 + FIRST + gl.arange(0, LEN, layout=gl.SliceLayout(1, flat))
     zero = gl.full([LEN, KW], 0, gl.float32, layout=flat)
     e = C.fns.score(leaves, rd, rv, c, (), sv, F, I, rows, cols, n, k, zero, gl.float32)
-    if C.tested:
-        e = hidden(e, seen(leaves, rd, rv, stage, bounds, c, sv, rows, cols, zero, shared, FIRST, C))
-    elif edge:
+    if edge:
         mbarrier.wait(gate[0], gate[1])  # a phase that is over: keeps ptxas from doing an edge's work in every tile
-        e = hidden(e, seen(leaves, rd, rv, stage, bounds, c, sv, rows, cols, zero, shared, FIRST, C))
+        e = hidden(e, seen(rows, cols, stage, bounds, n, k, FIRST, C))
     return e
 
 
 @gluon.jit
-def seen(leaves, rd, rv, stage, bounds, c, sv, rows, cols, zero, shared, FIRST: gl.constexpr, C: gl.constexpr):
-    F, I, n, k = shared[2], shared[3], shared[5], shared[6]
+def seen(rows, cols, stage, bounds, n, k, FIRST: gl.constexpr, C: gl.constexpr):
     visible = (rows < n)[:, None] & (cols < k)[None, :]
     if C.mask:
         lo = bounds[0].index(stage).slice(FIRST, rows.shape[0]).load(rows.type.layout)
         hi = bounds[1].index(stage).slice(FIRST, rows.shape[0]).load(rows.type.layout)
         visible = visible & (cols[None, :] >= lo[:, None]) & (cols[None, :] < hi[:, None])
-    if C.tested:
-        visible = visible & C.fns.test(leaves, rd, rv, c, (), sv, F, I, rows, cols, n, k, zero, gl.float32)
     return visible
 
 

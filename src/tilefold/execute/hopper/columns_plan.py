@@ -17,7 +17,7 @@ from .. import select
 from ..triton import generate, plan
 from ..triton.launch import Kernel, number_types, operand_types, pointer
 from . import columns, passes
-from .plan import BARRIERS, L2, LONG, Constants, GluonKernel
+from .plan import BARRIERS, L2, LONG, REGISTERS, Constants, GluonKernel
 
 COLUMNS = 128  # of a block: two groups of 64
 FINISHED = 2048  # elements of a program that gives the sums per row their type
@@ -40,7 +40,6 @@ class Config(Constants):
     leaves: int
     dtype: Any
     mask: bool
-    tested: bool
     kept: int
     summed: int
     x_sum: int  # the expressions that are summed with X, with G, and with the columns for each row; -1: not wanted
@@ -90,8 +89,8 @@ class Choice:
 def choose(program: Program, operands: Sequence[Tensor], batch: tuple[int, ...]) -> Choice | None:
     """The outputs of a gradient Program for this loop, or None."""
     mask = program.mask or Mask()
-    if mask.axis != "row" or mask.block is not None:
-        return None
+    if mask.axis != "row" or mask.block is not None or mask.test is not None:
+        return None  # what a test hides may be NaN in memory, and is zeroed by intervals only
     sums = [
         j for j, o in enumerate(program.outputs) if o.fold == "weighted_sum" and o.axis != "tile" and o.like is not None
     ]
@@ -127,7 +126,7 @@ def tiles(d: int, dv: int, vectors: int, row_sum: int, limits: select.Limits) ->
     m = 64 if max(bd, bdv) > 64 else 128
     scores = m // 2
     held = scores * (1 + (dv > 0)) + (bd + bdv) // 2
-    if held > 200 or (bd > 128 and bdv):
+    if held > REGISTERS[2] or (bdv and max(bd, bdv) > 128):
         return None
     chosen = Tiles(m, 0, 2 if m == 64 else 1, 4)
     t = replace(chosen, **{k: v for k, v in select.forced() if hasattr(chosen, k)})
@@ -159,7 +158,6 @@ class Launch:
     tail: tuple[Any, ...]
     outputs: tuple[tuple[int, tuple[int, ...], torch.dtype] | None, ...]  # the sums with X and with G
     tiles: Tiles
-    source: generate.Source
 
     def __call__(self, operands: Sequence[Tensor], results: list[Any], device: torch.device) -> None:
         made = [None if o is None else torch.empty(o[1], dtype=o[2], device=device) for o in self.outputs]
@@ -254,7 +252,7 @@ def fits(laid: Laid) -> bool:
     for i in (*x, *y):
         t, own = laid.tensors[i], laid.strides[i]
         whole = all(s * t.element_size() % 16 == 0 for s in (own[0], *own[2:])) and t.data_ptr() % 16 == 0
-        if t.dtype not in LONG or t.dtype != laid.tensors[x[0]].dtype or not whole or own[1] != 1 or t.shape[-1] < 8:
+        if t.dtype not in LONG or t.dtype != laid.tensors[x[0]].dtype or not whole or own[1] != 1 or t.shape[-1] % 8:
             return False
     mask = laid.part.mask or Mask()
     bounds = [e for e in (mask.lo, mask.hi) if e is not None]
@@ -308,7 +306,7 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
     by_x, by_g, by_row = at_of(choice.by_x), at_of(choice.by_g), at_of(choice.by_row)
     dtype = laid.tensors[x[0]].dtype
     config = Config(
-        generate.load(source.text), t.m, bd, bdv, width, d, dv, t.stages, t.exchanges, t.strips, len(x), LONG[dtype], masked, source.tested,
+        generate.load(source.text), t.m, bd, bdv, width, d, dv, t.stages, t.exchanges, t.strips, len(x), LONG[dtype], masked,
         len(kept), len(summed), by_x, by_g, by_row, summed_from, x_dims, g_dims, y_dims, w_dims, o_dims, len(source.row), laid.types("row"),
         kinds, len(source.col), laid.types("col"), len(source.scalar), laid.types("scalar"),
     )  # fmt: skip
@@ -322,8 +320,21 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
     signature += [tuple("i32" for _ in kept), tuple("i32" for _ in summed), *["i32"] * 6]
     count, inner, col_tiles = math.prod(kept), math.prod(summed), math.ceil(k / COLUMNS)
     section = max(1, min(count, L2 // max(1, n * inner * ((bd + bdv) * 2 + d_rows * 4))))
-    numbers = (source.floats, source.ints, source.unit, n, k, kept, summed)
-    tail = (*numbers, col_tiles * count, col_tiles, count, math.ceil(n / t.m), section, inner)
+    tail = (
+        source.floats,
+        source.ints,
+        source.unit,
+        n,
+        k,
+        kept,
+        summed,
+        col_tiles * count,
+        col_tiles,
+        count,
+        math.ceil(n / t.m),
+        section,
+        inner,
+    )
     added = finish = None
     if choice.by_row is not None:
         shape, kind = shapes[choice.by_row][0]
@@ -343,7 +354,6 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
         tail,
         outs,
         t,
-        source,
     )
 
 

@@ -156,8 +156,8 @@ def serves(
         return False
     if len(source.leaves) != 1 or source.lists or source.tile or source.mask == 2 or kept > 3 or k > COLUMNS:
         return False
-    if len(source.payloads) > 1 or (source.payloads and len(source.fills) > 1):
-        return False
+    if len(source.payloads) > 1 or (source.payloads and (len(source.fills) > 1 or source.tested)):
+        return False  # of a payload only what intervals hide is zeroed, and what a test hides may be NaN
     x, y = source.x[source.leaves[0][0]], source.y[source.leaves[0][1]]
     used = (x, y, *(source.y[b] for b in source.payloads))
     if tensors[x].dtype != tensors[y].dtype or len(source.x) > 1:
