@@ -121,8 +121,13 @@ def test_shards_are_an_error() -> None:
         tf.attention(torch.zeros(2, 4, 1, 16), [k, k], [k, k], block_table=_table(2, 2))
 
 
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": True}, {"window_size": (9, 2)}, {"alibi_slopes": torch.rand(4)}], ids=str
+    "options",
+    [{}, {"causal": True}, {"window_size": (9, 2)}, {"alibi_slopes": SLOPES}],
+    ids=lambda o: "-".join(o) or "none",
 )
 @pytest.mark.parametrize("kind", ["whole", "chosen", "pages"])
 def test_flash_attention_with_a_cache(kind: str, options: dict) -> None:
@@ -164,7 +169,7 @@ def test_flash_attention_with_a_cache_of_one_length_or_all() -> None:
         ({"cache_leftpad": torch.zeros(2)}, "cache_leftpad"),
         ({"k": torch.zeros(2, 1, 2, 16)}, "k, v"),
         ({"cache_batch_idx": torch.zeros(2).int(), "block_table": torch.zeros(2, 1).int()}, "cache_batch_idx"),
-        ({"window_size": (3, 3), "alibi_slopes": torch.rand(4), "cache_seqlens": 5}, "window_size"),
+        ({"window_size": (3, 3), "alibi_slopes": SLOPES, "cache_seqlens": 5}, "window_size"),
     ],
 )
 def test_what_a_cache_does_not_take(change: dict, match: str) -> None:
