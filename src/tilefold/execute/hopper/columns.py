@@ -11,7 +11,7 @@ that e^T is the first operand of its products as it lies in registers; for the r
     registers   S^T, T^T [64, M], two accumulators [64, D]
     shared      Y, W; STAGES tiles of X, G; e^T; the groups' shares
 
-Sums along the rows come in any order: the last bit of a row's sum may change from call to call. The portable loops keep it.
+Sums along the rows come in any order: its last bits may change from call to call. The portable loops add in a fixed order.
 """
 
 from triton.experimental import gluon

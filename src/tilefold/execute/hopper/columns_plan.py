@@ -15,7 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ...program import Data, Expr, Leaf, Mask, Output, Program, walk
 from .. import select
 from ..triton import generate, plan
-from ..triton.launch import Kernel, number_types, operand_types, pointer
+from ..triton.launch import Kernel, kernel_of, number_types, operand_types, pointer
 from . import columns, passes
 from .plan import BARRIERS, L2, LONG, REGISTERS, Constants, GluonKernel
 
@@ -341,7 +341,7 @@ def launch(program: Program, choice: Choice, operands: Sequence[Tensor], batch: 
         added = (places[choice.by_row][0], shape, kind, o_d)
         finish = finish_launch(kind, math.prod(shape), source.unit[by_row])
     return Launch(
-        kernel_of(config, GluonKernel, columns.columns_kernel, signature, marks, (config,)),
+        kernel_of(columns.columns_kernel, signature, marks, (config,), source.text, 4, 1, kind=GluonKernel),
         min(col_tiles * count, limits.units),
         (x_d, g_d, y_d, w_d),
         added,
@@ -364,25 +364,12 @@ def ranges_launch(laid: Laid, config: Config, n: int, k: int, col_tiles: int, co
     signature = ["*i32", *laid.arguments(("row", "scalar")), *number_types(source.floats, source.ints)]
     signature += ["i32", "i32", tuple("i32" for _ in laid.kept), "i32"]
     constants = (config.fns.bounds, *numbers)
-    kernel = kernel_of((source.text, numbers), Kernel, passes.ranges_kernel, signature, {(0,): 16}, constants)
+    kernel = kernel_of(passes.ranges_kernel, signature, {(0,): 16}, constants, source.text, 4, 1)
     return kernel, col_tiles * count, (source.floats, source.ints, n, k, laid.kept, col_tiles)
 
 
 def finish_launch(dtype: torch.dtype, size: int, factor: float) -> Small:
     """The sums per row, times a factor, in their own type. Features are a multiple of 8, and so is `size`."""
     signature = [pointer(dtype), "*fp32", "fp32", "i64"]
-    kernel = kernel_of((), Kernel, passes.finish_kernel, signature, {(0,): 16, (1,): 16, (3,): 8}, (FINISHED,))
+    kernel = kernel_of(passes.finish_kernel, signature, {(0,): 16, (1,): 16, (3,): 8}, (FINISHED,), None, 4, 1)
     return kernel, math.ceil(size / FINISHED), (factor, size)
-
-
-def kernel_of(
-    key: Any, kind: type[Kernel], fn: Any, signature: Sequence[Any], marks: dict[Any, int], constants: tuple[Any, ...]
-) -> Kernel:
-    """The kernel of these types; `key` stands for its constants."""
-    full = (fn.__name__, key, repr(signature), tuple(marks.items()))
-    if full not in _kernels:
-        _kernels[full] = kind(fn, signature, marks, constants, 4, 1)
-    return _kernels[full]
-
-
-_kernels: dict[Any, Kernel] = {}

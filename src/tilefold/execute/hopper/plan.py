@@ -19,7 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from ... import folds
 from .. import select
 from ..triton import generate
-from ..triton.launch import Kernel, number_types, operand_types, pointer
+from ..triton.launch import Kernel, kernel_of, number_types, operand_types, pointer
 from . import resolve, rows
 
 LONG = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -319,7 +319,7 @@ def launch(
     shared = math.prod(kept[j] for j in range(lead) if j not in y_dims)  # entries that read the same columns
     section = max(1, min(entries, L2 // max(1, k * (bd + dv) * 2) * shared))
     items = row_tiles * splits * entries
-    kernel = kernel_of(signature, marks, config, 4)
+    kernel = kernel_of(rows.rows_kernel, signature, marks, (config,), source.text, 4, 1, kind=GluonKernel)
     tail = (source.floats, source.ints, source.unit, n, k, kept, items, entries, row_tiles, splits, section)
     pointers = tuple((tuple(numbers[i] for i in groups[g]), strides[g]) for g in OPERANDS)
     made = merge(parts, splits) if parts else None
@@ -395,24 +395,13 @@ def resolve_launch(
         module.row_part, module.bounds, module.score, module.test, source.tested, source.mask, len(source.row), types["row"],
         len(source.col), types["col"], len(source.scalar), types["scalar"], len(kept), d, select.block(d), RESOLVED, 64,
     )  # fmt: skip
-    key = (source.text, repr(signature), repr(constants[4:]))
-    if key not in _kernels:
-        _kernels[key] = Kernel(resolve.resolve_kernel, signature, {(0,): 16}, constants, 4, 1)
     return (
         every[0].columns[0],
-        _kernels[key],
+        kernel_of(resolve.resolve_kernel, signature, {(0,): 16}, constants, source.text, 4, 1),
         math.ceil(count / RESOLVED),
         (source.floats, source.ints, n, k, kept, count),
     )
 
 
 OPERANDS = ("x", "y", "row", "col", "scalar")
-_kernels: dict[Any, Kernel] = {}
 RESOLVED = 1024  # rows of a program that looks for unsettled ones
-
-
-def kernel_of(signature: Sequence[Any], marks: dict[tuple[int, ...], int], config: Config, warps: int) -> Kernel:
-    key = (repr(signature), tuple(sorted(marks.items())), config)
-    if key not in _kernels:
-        _kernels[key] = GluonKernel(rows.rows_kernel, signature, marks, (config,), warps, 1)
-    return _kernels[key]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.compiler import ASTSource
 
@@ -94,3 +95,17 @@ class Kernel:
         stream = torch._C._cuda_getCurrentRawStream(index)
         function, metadata = compiled.function, compiled.packed_metadata
         compiled.run(grid, 1, 1, stream, function, metadata, None, None, None, *args, *self.constants)
+
+
+_kernels: dict[Any, Kernel] = {}
+
+
+def kernel_of(fn: Any, signature: Sequence[Any], marks: dict[tuple[int, ...], int], constants: Sequence[Any], key: Any, warps: int,
+              stages: int, cap: int = 0, kind: type[Kernel] = Kernel) -> Kernel:  # fmt: skip
+    """The kernel of these types and constants; `key` stands for those constants that are functions."""
+    plain = tuple(c for c in constants if not callable(c) or isinstance(c, tl.dtype))
+    full = (kind, fn.__name__, key, repr(signature), tuple(sorted(marks.items())), repr(plain), warps, stages, cap)
+    made = _kernels.get(full)
+    if made is None:
+        made = _kernels[full] = kind(fn, signature, marks, constants, warps, stages, cap)
+    return made

@@ -24,7 +24,7 @@ from ...program import Output, Program
 from .. import select
 from . import plan, threshold
 from .chunks import BUFFER
-from .launch import Kernel, number_types
+from .launch import Kernel, kernel_of, number_types
 
 SEGMENTS = 256 << 20  # bytes of kept chunks in a round of rows
 WORTH = 1 << 27  # scores from which it saves more than its launches cost (0.15 ms) against a list in registers
@@ -139,7 +139,7 @@ class _Scores:
         names = fn.arg_names[len(self.types) + len(more) :]
         values = self.constants | self.shared | extra
         at = len(self.types)
-        return plan._kernel(
+        return kernel_of(
             fn,
             [*self.types, *more],
             self.marks | {(at + m,): 16 for m in marks},
@@ -273,7 +273,7 @@ def _plan(
     sort = None
     if members <= SORTED:
         negated = folds.lookup(o).sign < 0  # type: ignore[attr-defined]
-        sort = plan._kernel(
+        sort = kernel_of(
             threshold.sort_kernel,
             ["*i64", "*fp32", "*i64", *["i32"] * 5],
             {(0,): 16},
@@ -285,9 +285,9 @@ def _plan(
     made = _Plan(
         s, c,
         s.kernel(threshold.sample_kernel, ["*fp32", *numbers, *["i32"] * 6], [0], t.warps, t.stages, t.cap),
-        plan._kernel(threshold.tau_kernel, ["*fp32", "*fp32", "i32", "i32", "i32"], {(0,): 16, (1,): 16}, (taus, wide), "", 4, 1),
+        kernel_of(threshold.tau_kernel, ["*fp32", "*fp32", "i32", "i32", "i32"], {(0,): 16, (1,): 16}, (taus, wide), "", 4, 1),
         s.kernel(threshold.append_kernel, ["*fp32", "*i64", "*i32", *numbers, *["i32"] * 6], [0, 1, 2], t.warps, t.stages, t.cap, C=c.c, ASM=limits.matrix > 0 and torch.version.hip is None),
-        plan._kernel(
+        kernel_of(
             threshold.select_kernel, ["*i64", "*i32", "*i32", "*i8", *["i32"] * 5], {(i,): 16 for i in range(4)},
             (c.capacity, t.bn, slots, length, c.chunks), "", max(1, min(16, length // 512)), 1,
         ),

@@ -21,7 +21,7 @@ from ... import folds
 from ...program import Mask, Output, Program
 from .. import select
 from . import generate, pack, rows, streamed
-from .launch import INTERPRETED, Kernel, number_types, operand_types, pointer
+from .launch import INTERPRETED, Kernel, kernel_of, number_types, operand_types, pointer
 
 COMBINABLE_K = 32
 PLANS = 512  # call plans kept
@@ -248,20 +248,6 @@ def _signature(groups: dict[str, tuple[int, ...]], tensors: Sequence[Tensor], st
                         marks[(at + 1, e, f)] = 16 // tensors[i].element_size()
         signature += operand_types([[tensors[i] for i in groups[group]]], [strides[group]])
     return signature, marks
-
-
-_kernels: dict[Any, Kernel] = {}
-
-
-def _kernel(fn: Any, signature: Sequence[Any], marks: dict[tuple[int, ...], int], constants: Sequence[Any], key: Any, warps: int,
-            stages: int, cap: int = 0) -> Kernel:  # fmt: skip
-    """The kernel of these types and constants; `key` stands for those constants that are functions."""
-    plain = tuple(c for c in constants if not callable(c) or isinstance(c, tl.dtype))
-    full = (fn.__name__, key, repr(signature), tuple(sorted(marks.items())), repr(plain), warps, stages, cap)
-    made = _kernels.get(full)
-    if made is None:
-        made = _kernels[full] = Kernel(fn, signature, marks, constants, warps, stages, cap)
-    return made
 
 
 def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...], n: int, k: int, places: Sequence[Sequence[int]],
@@ -491,7 +477,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
         if padded:
             marks |= {(function.arg_names.index(name),): 16 for name in ("col0", "cols_end")}
         return Launch(
-            _kernel(function, signature, marks, constants, source.text, warps, stages),
+            kernel_of(function, signature, marks, constants, source.text, warps, stages),
             0,
             pointers,
             packed,
@@ -538,7 +524,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
             leaf, xdim, ydim, *counts, source.states, t.bn, t.bk, bd, big, wide_tl, precision,
         )  # fmt: skip
         blocks_run = min(limits.units, max(splits, 1) * row_tiles)
-        kernel = _kernel(streamed.streamed_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
+        kernel = kernel_of(streamed.streamed_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
         tail: tuple[Any, ...] = (source.floats, source.ints, source.unit, n, k, row_tiles, splits, group, blocks_run)
     else:
         signature += [*sizes, *["i32"] * 5]
@@ -548,7 +534,7 @@ def plan_piece(piece: Piece, operands: Sequence[Tensor], batch: tuple[int, ...],
             len(kept), len(summed), slices > 1, split, t.resident, described is not None and not source.lists, reverse, t.bn, t.bk, bd, big, wide_tl, precision,
         )  # fmt: skip
         blocks_run = row_tiles * splits * kept_count * slices
-        kernel = _kernel(rows.rows_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
+        kernel = kernel_of(rows.rows_kernel, signature, marks, constants, source.text, t.warps, t.stages, t.cap)
         tail = (
             source.floats,
             source.ints,
@@ -589,7 +575,7 @@ def _merge_launch(module: Any, source: generate.Source, outs: Sequence[Any], par
     marks = {(a, e): 16 for a, made in enumerate((outs, parts)) for e in range(len(made))}
     types = [tuple(pointer(o[-1]) for o in outs), tuple(pointer(p[-1]) for p in parts)]
     units = tuple("fp32" for _ in source.unit)
-    kernel = _kernel(rows.merge_kernel, [*types, units, "i64", "i32"], marks, constants, source.text, 4, 1)
+    kernel = kernel_of(rows.merge_kernel, [*types, units, "i64", "i32"], marks, constants, source.text, 4, 1)
     return kernel, math.ceil(count / bn) * slices, (source.unit, count, splits)
 
 
