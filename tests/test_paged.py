@@ -176,3 +176,12 @@ def test_what_a_cache_does_not_take(change: dict, match: str) -> None:
     q, k = torch.zeros(2, 1, 4, 16), torch.zeros(2, 20, 2, 16)
     with pytest.raises((tf.errors.OptionError, tf.errors.ShapeError), match=match):
         flash_attn_with_kvcache(q, k, k, **change)
+
+
+def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
+    k, new = torch.zeros(2, 20, 2, 16), torch.ones(2, 1, 2, 16)
+    with pytest.raises(tf.errors.OptionError, match="window_size"):
+        tf.compat.flash_attn_with_kvcache(
+            torch.zeros(2, 1, 4, 16), k, k.clone(), new, new, cache_seqlens=5, window_size=(3, 3), alibi_slopes=SLOPES
+        )
+    assert not k.any()

@@ -153,14 +153,15 @@ def flash_attn_with_kvcache(
     lengths = cache_seqlens
     if isinstance(lengths, int) or (lengths is None and k is not None):
         lengths = torch.full(q.shape[:1], keys if lengths is None else lengths, device=q.device)
+    options, held = _bounds(causal, window_size, softcap), lengths
     if k is not None:
         if v is None or lengths is None or k.shape[0] != q.shape[0] or k.shape[:2] != v.shape[:2]:
             raise ShapeError(explain("k, v", "new keys or values alone, or of other shapes", "both, [B, Snew, Hkv, D]"))
-        _append(k_cache, v_cache, k, v, lengths, block_table)
         lengths = lengths + k.shape[1]
-    options = _bounds(causal, window_size, softcap)
     if lengths is not None:
         options["mask"] = _keys_of(lengths, options, q.shape[1], alibi_slopes)
+    if k is not None and v is not None and held is not None:  # after what these arguments may have wrong
+        _append(k_cache, v_cache, k, v, held, block_table)
     out, lse = attention(
         q, k_cache, v_cache, layout="bshd", scale=softmax_scale, alibi_slopes=alibi_slopes, block_table=block_table,
         return_lse=True, **options,
